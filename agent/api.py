@@ -1,0 +1,313 @@
+"""The plug-in contract: all that a collector may know of the agent. Standard library only.
+
+A collector is two methods. `open()` discovers devices and makes one `Series` handle per value; `collect(out)` adds
+values to those handles. Threads, deadlines, retries, presence, logging on change and the counting of errors are the
+agent's business (docs/architecture.md).
+
+Errors a collector may raise:
+
+    Exception
+    +-- NotPresent    the hardware is not here: parked, looked for again every minute, not an error
+    +-- any other     the collector as a whole failed: its series vanish, `hpcwatch_collector_up` is 0, tried again
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+if TYPE_CHECKING:
+    import logging
+    from pathlib import Path
+
+    Value = int | float
+
+API_VERSION = 1
+
+_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Kind(enum.Enum):
+    """What a metric is. HISTOGRAM, SUMMARY and UNTYPED exist for data whose shape another program decides."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    SUMMARY = "summary"
+    UNTYPED = "untyped"
+
+
+class Lane(enum.Enum):
+    """Where a collector runs, chosen by the worst that its reads can do."""
+
+    SHARED = "shared"  # cannot block: one thread for all of these
+    THREAD = "thread"  # may block for a while: a thread of its own
+    PROCESS = "process"  # may never return: a child process, killed and replaced at the deadline
+
+
+class Severity(enum.Enum):
+    """How bad an event is."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+    CRITICAL = "critical"
+
+
+class NotPresent(Exception):  # noqa: N818 - an outcome with its own name, as StopIteration is
+    """The hardware or file a collector serves is not on this node. Says what was looked for and where."""
+
+
+class Duration(float):
+    """Seconds; written `500ms`, `10s`, `5m`, `4h` or `1d` in the configuration."""
+
+    @classmethod
+    def parse(cls, text: str) -> Duration:
+        """Read a duration such as `10s`. Raises ValueError with the accepted form."""
+        match = _DURATION.fullmatch(text.strip())
+        if match is None:
+            raise ValueError(f"expected a duration such as 500ms, 10s, 5m or 4h, got {text!r}")
+        return cls(float(match[1]) * _SECONDS[match[2]])
+
+    def __str__(self) -> str:
+        """Give the shortest exact form: `1.5s`, `4h`, `500ms`."""
+        for unit in ("d", "h", "m", "s"):
+            count = self / _SECONDS[unit]
+            if self and count == int(count):
+                return f"{int(count)}{unit}"
+        count = round(self * 1000, 6)
+        return f"{int(count) if count == int(count) else count}ms"
+
+
+@dataclass(frozen=True, eq=False)  # a metric is declared once, so identity is equality
+class Metric:
+    """One metric, declared once: documentation, checks and the exposition all derive from it.
+
+    `unit` is the base unit (bytes, seconds, ratio, celsius, ...), `source` where the value comes from (a kernel file,
+    a header, a document). Raises ValueError for what would make the exposition invalid.
+    """
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    unit: str = ""
+    source: str = ""
+    stability: str = "stable"
+
+    def __post_init__(self) -> None:
+        """Refuse names that Prometheus would refuse, here rather than at the first scrape."""
+        if not _METRIC_NAME.fullmatch(self.name):
+            raise ValueError(f"metric {self.name!r}: not a valid Prometheus metric name")
+        if (self.kind is Kind.COUNTER) != self.name.endswith("_total"):
+            raise ValueError(f"metric {self.name}: counters, and only counters, end in _total")
+        for label in self.labels:
+            if not _LABEL_NAME.fullmatch(label):
+                raise ValueError(f"metric {self.name}: label {label!r} is not a valid label name")
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError(f"metric {self.name}: a label is named twice")
+
+
+class Series:
+    """A metric with its label values: the handle that values are added to. Made by `Context.series`, kept, reused.
+
+    `labels` are (name, value) pairs in declared order; `prefix` is the finished, escaped text before the value.
+    """
+
+    __slots__ = ("__weakref__", "labels", "metric", "prefix", "suffix")
+
+    def __init__(self, metric: Metric, labels: Sequence[tuple[str, str]], suffix: str = "") -> None:
+        self.metric = metric
+        self.labels = tuple(labels)
+        self.suffix = suffix
+        self.prefix = metric.name + suffix + _label_text(self.labels) + " "
+
+    def __repr__(self) -> str:
+        """Show what a scraper would see."""
+        return f"<Series {self.prefix.rstrip()}>"
+
+
+def _label_text(labels: Sequence[tuple[str, str]]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels) + "}"
+
+
+def _escape(value: str) -> str:
+    # Text from hardware may hold anything; lone surrogates (undecodable bytes) would break the page's UTF-8.
+    value = value.encode("utf-8", "replace").decode("utf-8")
+    return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened. `time` is the fact's own wall time in seconds, None when only the reader knows it.
+
+    `key` is equal when the same fact is read again (after a restart, say); the agent derives it from the other fields
+    where the collector leaves it empty. `device` is empty when the fact concerns no single device.
+    """
+
+    kind: str
+    severity: Severity
+    component: str
+    message: str
+    device: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    time: float | None = None
+    key: str = ""
+
+
+@dataclass(frozen=True)
+class VmSize:
+    """What a VM size promises. 0 means it has none of it; None means the table does not know: no expectation.
+
+    `gpu_count` counts devices the guest sees (a quarter GPU is one device). Rates are per port, in bits per second.
+    """
+
+    name: str
+    gpu_model: str = ""
+    gpu_count: int | None = None
+    gpu_memory_bytes: int | None = None
+    fabric_ports: int | None = None
+    fabric_rate_bps: int | None = None
+    nvlinks_per_gpu: int | None = None
+
+
+class Clock(Protocol):
+    """Time, injected so that tests do not sleep: stamps from `wall`, windows from `monotonic`, both in seconds."""
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds that never jump."""
+
+
+class State(Protocol):
+    """One collector's small memory across restarts. Never raises: what cannot be kept is told once and lived with."""
+
+    def load(self) -> dict[str, Any]:
+        """Return what was saved last; empty when there is nothing usable."""
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Replace what is kept, atomically. JSON types only."""
+
+
+class Context(Protocol):
+    """What the agent hands a collector: roots to read below, time, memory, a logger, and the maker of series."""
+
+    @property
+    def log(self) -> logging.Logger:
+        """For rare messages; failures go to `Out.failed`, which logs on change."""
+
+    @property
+    def sys(self) -> Path:
+        """Root of sysfs, normally /sys."""
+
+    @property
+    def proc(self) -> Path:
+        """Root of procfs, normally /proc."""
+
+    @property
+    def dev(self) -> Path:
+        """Root of the device files, normally /dev."""
+
+    @property
+    def clock(self) -> Clock:
+        """The time source."""
+
+    @property
+    def state(self) -> State:
+        """The collector's memory across restarts."""
+
+    @property
+    def vm_size(self) -> VmSize | None:
+        """What this VM's size promises; None when the size is unknown."""
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two calls of `collect`."""
+
+    @property
+    def timeout_s(self) -> float:
+        """Seconds after which the agent gives up on one call of `open` or `collect`."""
+
+    @property
+    def avoid(self) -> frozenset[str]:
+        """Devices (as told to `Out.working_on`) that a predecessor hung on; PROCESS lane only, else empty."""
+
+    def series(self, metric: Metric, *values: str) -> Series:
+        """Return the handle for these label values, in the order the metric declares its labels.
+
+        The same values give the same handle for as long as anybody holds it. Raises ValueError on a wrong count.
+        """
+
+    def sample(self, metric: Metric, labels: Mapping[str, str], suffix: str = "") -> Series:
+        """Return a handle with free labels, for data whose shape another program decides (`_bucket`, `_sum`)."""
+
+
+class Out(Protocol):
+    """Where one run of a collector puts what it read. Points of one run appear together or not at all."""
+
+    def add(self, series: Series, value: Value) -> None:
+        """Add one value. What could not be read is not added: never 0, -1 or NaN in its place."""
+
+    def extend(self, series: Sequence[Series], values: Sequence[Value]) -> None:
+        """Add many values at once, pairwise; the cheap form for kept handles."""
+
+    def event(self, event: Event) -> None:
+        """Report that something happened."""
+
+    def failed(self, what: str, error: Exception | str) -> None:
+        """Report one device or file that failed while the rest goes on. Counted always, logged when it changes."""
+
+    def working_on(self, device: str) -> None:
+        """Name the device that the next reads touch, so that a hang can be blamed on it."""
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """For collectors without configuration keys of their own."""
+
+
+class Collector:
+    """Base of all collectors. Subclasses set the class attributes and write `open` and `collect`.
+
+    One instance lives in one lane and is never called by two threads at once.
+    """
+
+    name: ClassVar[str]
+    metrics: ClassVar[Sequence[Metric]]
+    lane: ClassVar[Lane] = Lane.SHARED
+    Options: ClassVar[type] = NoOptions  # a frozen dataclass; its fields are the collector's configuration keys
+    needs: ClassVar[str] = ""  # one line for `hpcwatch collectors`: what must be there
+    interval: ClassVar[Duration | None] = None  # None: agent.interval
+    timeout: ClassVar[Duration] = Duration(5)
+    api: ClassVar[int] = API_VERSION
+
+    def __init__(self, options: Any, ctx: Context) -> None:
+        self.options = options
+        self.ctx = ctx
+
+    def open(self) -> None:
+        """Discover devices and make series. Called before the first `collect` and again every minute or after a
+        failure, so it must be repeatable. Raises NotPresent when there is nothing to collect.
+        """
+
+    def collect(self, out: Out) -> None:
+        """Read everything once and add it to `out`. Discovery belongs into `open`."""
+        raise NotImplementedError
+
+    def found(self) -> str:
+        """Say in a few words what `open` found, for people (`hpcwatch collectors`, the status page)."""
+        return ""
+
+    def close(self) -> None:
+        """Release descriptors. Called once, possibly never when the collector hangs."""

@@ -1,0 +1,236 @@
+"""The command line: verbs, options and exit statuses (sysexits.h: 64 usage, 70 internal, 78 configuration)."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from agent import __version__, log
+from agent.configtree import ConfigError
+from agent.registry import RegistryError, installed, refuse_strangers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from agent.registry import Plugin
+    from agent.settings import Settings
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 64
+EXIT_INTERNAL = 70
+EXIT_CONFIG = 78
+
+logger = logging.getLogger("hpcwatch")
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser that ends with status 64 and one clear line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and where help is."""
+        sys.stderr.write(f"{self.prog}: {message}; see `{self.prog} --help`\n")
+        sys.exit(EXIT_USAGE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status. Never a traceback for the user's mistake."""
+    options = _parser().parse_args(arguments)
+    setup = partial(log.setup, getattr(options, "log_level", "info"), getattr(options, "log_format", "text"))
+    setup()
+    try:
+        refuse_strangers()
+        status = options.command(_Invocation(options, setup))
+        sys.stdout.flush()
+    except (ConfigError, RegistryError) as mistake:
+        sys.stderr.write(f"hpcwatch: {mistake}\n")
+        return EXIT_CONFIG
+    except BrokenPipeError:  # `hpcwatch metrics | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:
+        logger.exception("internal error, please report it with the lines below: %s", error)  # noqa: TRY401
+        return EXIT_INTERNAL
+    return int(status)
+
+
+class _Invocation:
+    """What every command starts from: its options, the installed collectors, and how to read the configuration."""
+
+    def __init__(self, options: argparse.Namespace, log_setup: Callable[[], None]) -> None:
+        self.options = options
+        self.log_setup = log_setup
+        self.plugins: Mapping[str, Plugin] = installed()
+
+    def settings(self) -> Settings:
+        """Read the configuration. Raises ConfigError."""
+        from agent.config import DEFAULT_DIRECTORY, Sources, load  # noqa: PLC0415 - yaml and msgspec, when needed
+
+        options = self.options
+        sources = Sources(
+            files=options.config,
+            directory=options.config_dir or DEFAULT_DIRECTORY,
+            sets=options.set,
+            sysfs=options.sysfs,
+            procfs=options.procfs,
+        )
+        return load(sources, collector_names=list(self.plugins), output_names=[])
+
+
+def _run(call: _Invocation) -> int:
+    from agent.daemon import Daemon, leave  # noqa: PLC0415 - sockets and servers, when needed
+    from agent.engine import Engine  # noqa: PLC0415
+    from agent.webconfig import WebConfigError  # noqa: PLC0415
+
+    engine = Engine(call.settings(), call.plugins, log_setup=call.log_setup)
+    try:
+        status = Daemon(engine, call.settings).run()
+    except WebConfigError as mistake:
+        raise ConfigError("outputs.prometheus.web_config", str(mistake)) from mistake
+    except OSError as error:
+        listen = engine.settings.prometheus.listen
+        logger.error("cannot listen on %s: %s; set outputs.prometheus.listen", listen, error.strerror or error)  # noqa: TRY400
+        return EXIT_FAILED
+    leave(status)
+
+
+def _once(call: _Invocation) -> int:
+    from agent.engine import Engine  # noqa: PLC0415 - yaml and msgspec, when needed
+    from agent.reports import snapshot_json  # noqa: PLC0415
+
+    only = call.options.collector
+    unknown = sorted(set(only) - set(call.plugins))
+    if unknown:
+        sys.stderr.write(f"hpcwatch once: no collector {', '.join(unknown)}; installed: {', '.join(call.plugins)}\n")
+        return EXIT_USAGE
+    engine = Engine(call.settings(), call.plugins, log_setup=call.log_setup, look_once=True, only=only)
+    engine.start()
+    engine.wait_for_first_round()
+    form = call.options.format
+    page = snapshot_json(engine) if form == "json" else engine.exposition.page(openmetrics=form == "openmetrics")
+    sys.stdout.buffer.write(page)
+    sys.stdout.flush()
+    failed = any(job.enabled and not job.up for _, job in engine.collectors.values())
+    engine.stop()
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def _collectors(call: _Invocation) -> int:
+    from agent.engine import Engine  # noqa: PLC0415 - yaml and msgspec, when needed
+    from agent.reports import collectors_json, collectors_table  # noqa: PLC0415
+    from agent.status import collector_rows  # noqa: PLC0415
+
+    logging.getLogger().setLevel(logging.CRITICAL)  # the table tells what failed
+    engine = Engine(call.settings(), call.plugins, log_setup=call.log_setup, look_once=True)
+    engine.start()
+    engine.wait_for_first_round()
+    rows = collector_rows(engine)
+    engine.stop()
+    sys.stdout.write(collectors_json(rows) if call.options.json else collectors_table(rows))
+    return EXIT_OK
+
+
+def _metrics(call: _Invocation) -> int:
+    from agent.reports import declared_metrics, metrics_text  # noqa: PLC0415 - imports every collector
+
+    sys.stdout.write(metrics_text(declared_metrics(call.plugins), call.options.format))
+    return EXIT_OK
+
+
+def _config(call: _Invocation) -> int:
+    from agent.configtext import default_text, show  # noqa: PLC0415 - yaml and msgspec, when needed
+    from agent.reports import usable_collectors  # noqa: PLC0415
+
+    classes = usable_collectors(call.plugins)
+    if call.options.action == "init":
+        sys.stdout.write(default_text(classes, {}))
+        return EXIT_OK
+    settings = call.settings()
+    text = show(settings, classes, {})  # checks every collector's own keys, too
+    if settings.prometheus.web_config:
+        _check_web_config(settings.prometheus.web_config)
+    sys.stdout.write(text if call.options.action == "show" else "configuration is valid\n")
+    return EXIT_OK
+
+
+def _check_web_config(path: str) -> None:
+    from pathlib import Path  # noqa: PLC0415
+
+    from agent.webconfig import WebConfig, WebConfigError  # noqa: PLC0415 - ssl and bcrypt, when needed
+
+    try:
+        WebConfig(Path(path))
+    except WebConfigError as mistake:
+        raise ConfigError("outputs.prometheus.web_config", str(mistake)) from mistake
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="hpcwatch",
+        description="Watches one HPC or AI node: GPUs, InfiniBand, link flaps, Slurm and system logs.",
+        epilog="Exit status: 0 done, 1 failed, 64 wrong usage, 70 internal error, 78 bad configuration.",
+    )
+    parser.add_argument("--version", action="version", version=f"hpcwatch {__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=_Parser)
+    common = _common()
+    _verb(verbs, "run", _run, "run the agent in the foreground until SIGTERM or SIGINT", common)
+    once = _verb(verbs, "once", _once, "collect once and print what a scraper would see", common)
+    once.add_argument("--format", choices=("text", "openmetrics", "json"), default="text", help="default: text")
+    once.add_argument(
+        "--collector", action="append", default=[], metavar="NAME", help="only this one, repeatable; on whatever is set"
+    )
+    collectors = _verb(verbs, "collectors", _collectors, "list each collector, what it needs and what it found", common)
+    collectors.add_argument("--json", action="store_true", help="as JSON")
+    metrics = _verb(verbs, "metrics", _metrics, "list every metric", [_logging()])
+    metrics.add_argument("--format", choices=("table", "markdown", "json"), default="table", help="default: table")
+    config = _verb(verbs, "config", _config, "check the configuration, show it, or write a commented default", common)
+    config.add_argument("action", choices=("check", "show", "init"), help="what to do; init and show print to stdout")
+    return parser
+
+
+def _verb(
+    verbs: argparse._SubParsersAction[_Parser],
+    name: str,
+    command: Callable[[_Invocation], int],
+    text: str,
+    parents: list[argparse.ArgumentParser],
+) -> _Parser:
+    verb: _Parser = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=parents)
+    verb.set_defaults(command=command)
+    return verb
+
+
+def _logging() -> argparse.ArgumentParser:
+    group = argparse.ArgumentParser(add_help=False)
+    group.add_argument("--log-level", choices=log.LEVELS, default="info", help="default: info")
+    group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: text")
+    group.add_argument("--version", action="version", version=f"hpcwatch {__version__}")
+    return group
+
+
+def _common() -> list[argparse.ArgumentParser]:
+    group = argparse.ArgumentParser(add_help=False)
+    group.add_argument(
+        "--config",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="configuration, repeatable; default: /etc/hpcwatch/hpcwatch.yaml if there",
+    )
+    group.add_argument("--config-dir", metavar="DIR", help="default: /etc/hpcwatch/conf.d")
+    group.add_argument("--sysfs", metavar="DIR", help="root of sysfs, default: /sys")
+    group.add_argument("--procfs", metavar="DIR", help="root of procfs, default: /proc")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, such as agent.interval=5s"
+    )
+    return [group, _logging()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""What the agent hands each collector (`agent.api.Context`): roots, time, memory, and the maker of series."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from agent.api import Metric, Series
+
+if TYPE_CHECKING:
+    import logging
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from agent.api import Clock, State, VmSize
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    wall = staticmethod(time.time)
+    monotonic = staticmethod(time.monotonic)
+
+
+class NoState:
+    """A memory that keeps nothing, for commands that look once."""
+
+    def load(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Forget it."""
+
+
+class ReadOnlyState:
+    """A memory that is read but never changed, for commands that look beside a running agent."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def load(self) -> dict[str, Any]:
+        """Return what the agent saved last."""
+        return self._state.load()
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Leave it to the agent."""
+
+
+@dataclass(frozen=True)
+class NodeContext:
+    """One collector's context. Series are remembered only while somebody holds them, so churn cannot fill memory."""
+
+    log: logging.Logger
+    sys: Path
+    proc: Path
+    dev: Path
+    clock: Clock
+    state: State
+    vm_size: VmSize | None
+    interval_s: float
+    timeout_s: float
+    avoid: frozenset[str] = frozenset()
+    _made: weakref.WeakValueDictionary[object, Series] = field(default_factory=weakref.WeakValueDictionary, repr=False)
+
+    def series(self, metric: Metric, *values: str) -> Series:
+        """Return the handle for these label values. Raises ValueError on a wrong count."""
+        if len(values) != len(metric.labels):
+            raise ValueError(f"metric {metric.name} has the labels {metric.labels}, got the values {values}")
+        return self._interned(metric, tuple(zip(metric.labels, values, strict=True)), "")
+
+    def sample(self, metric: Metric, labels: Mapping[str, str], suffix: str = "") -> Series:
+        """Return a handle with free labels and a suffix to the metric's name."""
+        return self._interned(metric, tuple(labels.items()), suffix)
+
+    def _interned(self, metric: Metric, labels: tuple[tuple[str, str], ...], suffix: str) -> Series:
+        key = (metric, labels, suffix)
+        series = self._made.get(key)
+        if series is None:
+            series = self._made[key] = Series(metric, labels, suffix)
+        return series

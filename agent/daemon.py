@@ -1,0 +1,156 @@
+"""`hpcwatch run`: the engine behind its sockets, and the main thread's loop of signals, deadlines and connections."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import selectors
+import signal
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent import __version__
+from agent.configtree import ConfigError
+from agent.listen import parse_listen
+from agent.notify import Notifier
+from agent.server import Server
+from agent.snapshot import describe
+from agent.web import WebApp
+from agent.webconfig import WebConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from agent.engine import Engine
+    from agent.settings import Settings
+
+log = logging.getLogger("agent")
+
+
+class Daemon:
+    """Serves one engine until SIGTERM or SIGINT. `read_settings` reads the configuration again for SIGHUP.
+
+    The main thread never touches hardware and never waits for anything but its selector.
+    """
+
+    def __init__(self, engine: Engine, read_settings: Callable[[], Settings]) -> None:
+        self._engine = engine
+        self._read_settings = read_settings
+        self._notifier = Notifier()
+        self._selector = selectors.DefaultSelector()
+        self._servers: list[Server] = []
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._stop = False
+        self._reload_wanted = False
+        self._reload_lock = threading.Lock()
+        self._watchdog_at_s = 0.0
+        self._frozen = False
+
+    def run(self) -> int:
+        """Serve; return the exit status. Raises OSError when the HTTP port is taken, ConfigError for a web config."""
+        self._listen()
+        self._take_signals()
+        try:
+            self._engine.start()
+            self._notifier.ready(f"serving on {self._engine.settings.prometheus.listen}")
+            while not self._stop:
+                self._turn()
+        finally:
+            self._shut_down()
+        return 0
+
+    def _listen(self) -> None:
+        prometheus, agent = self._engine.settings.prometheus, self._engine.settings.agent
+        web = WebConfig(Path(prometheus.web_config)) if prometheus.web_config else None
+        app = WebApp(self._engine, self._reload)
+        http = Server(parse_listen(prometheus.listen), app, web=web)
+        self._serve(http)
+        host, port = http.address
+        log.info("hpcwatch %s serves http://%s:%d/metrics", __version__, f"[{host}]" if ":" in host else host, port)
+        try:
+            self._serve(Server(Path(agent.socket), app))
+        except OSError as error:  # commands cannot reach the agent then; monitoring goes on
+            log.warning("control socket %s: %s; going on without it", agent.socket, describe(error))
+
+    def _serve(self, server: Server) -> None:
+        self._servers.append(server)
+        self._selector.register(server, selectors.EVENT_READ, server.accept)
+
+    def _take_signals(self) -> None:
+        self._wake_in.setblocking(False)  # noqa: FBT003 - its only argument
+        self._wake_out.setblocking(False)  # noqa: FBT003 - its only argument
+        self._selector.register(self._wake_in, selectors.EVENT_READ, self._drain)
+        signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_stop)
+        signal.signal(signal.SIGHUP, self._on_reload)
+
+    def _on_stop(self, number: int, _: FrameType | None) -> None:
+        self._stop = True
+        log.info("%s received, stopping", signal.Signals(number).name)
+
+    def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
+        self._reload_wanted = True
+
+    def _drain(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wake_in.recv(4096)
+
+    def _turn(self) -> None:
+        """Wait for the next thing to do, and do it."""
+        if self._reload_wanted:
+            self._reload_wanted = False
+            self._reload()
+        now_s = self._engine.clock.monotonic()
+        wait_s = self._engine.check() - now_s
+        if (watchdog_s := self._notifier.watchdog_s) is not None:
+            if now_s >= self._watchdog_at_s and self._engine.progressing:
+                self._notifier.alive()
+                self._watchdog_at_s = now_s + watchdog_s
+            wait_s = min(wait_s, max(1.0, self._watchdog_at_s - now_s))
+        if not self._frozen and self._engine.first_round_done:
+            gc.freeze()  # what exists now lives as long as the agent; later collections need not look at it
+            self._frozen = True
+        for key, _ in self._selector.select(max(0.0, wait_s)):
+            key.data()
+
+    def _reload(self) -> str:
+        """Read the configuration again; return what is wrong with it, or an empty text. Any thread may call."""
+        with self._reload_lock:
+            self._notifier.reloading()
+            before = self._engine.settings
+            try:
+                settings = self._read_settings()
+                self._engine.reload(settings)
+            except ConfigError as mistake:
+                self._engine.note_reload(ok=False)
+                log.error("configuration not reloaded, the one before stays in force: %s", mistake)  # noqa: TRY400
+                self._notifier.ready("serving with the configuration before the last reload")
+                return str(mistake)
+            self._engine.note_reload(ok=True)
+            log.info("configuration reloaded")
+            if (settings.prometheus, settings.agent.socket) != (before.prometheus, before.agent.socket):
+                log.warning("outputs.prometheus and agent.socket take effect at the next restart")
+            self._notifier.ready(f"serving on {before.prometheus.listen}")
+            with contextlib.suppress(OSError):
+                self._wake_out.send(b"r")  # the main thread must learn of the new deadlines
+            return ""
+
+    def _shut_down(self) -> None:
+        self._notifier.stopping()
+        signal.set_wakeup_fd(-1)
+        for server in self._servers:
+            server.close()
+        self._engine.stop()
+        for handler in logging.getLogger().handlers:
+            handler.flush()
+
+
+def leave(status: int) -> None:
+    """End the process without waiting for threads that hang in the kernel. Never returns."""
+    os._exit(status)

@@ -1,0 +1,252 @@
+"""The node's collectors, snapshots, derivations and events, without sockets or signals: what `run` and `once` share."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent import sizes
+from agent.api import Lane
+from agent.context import NodeContext, NoState, ReadOnlyState, SystemClock
+from agent.derive import Derivation, View
+from agent.derive.selfmetrics import SelfMetrics
+from agent.events import Ring
+from agent.exposition import Exposition
+from agent.hw.process import OwnProcess
+from agent.hw.procfs import boot_id
+from agent.plan import Plan, Spec, plan
+from agent.registry import PluginError
+from agent.schedule import Job, Scheduler
+from agent.snapshot import Batch, Store, describe
+from agent.state import StateDir
+from agent.worker import Assignment, Remote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+    from agent.api import Clock, Collector, Event, State
+    from agent.events import Recorded
+    from agent.registry import Plugin
+    from agent.settings import Settings
+
+HIDDEN_WITHOUT_NODE_NAMES = ("node_infiniband_",)
+REMOTE_SLACK_S = 2.0  # what replacing a hung worker takes besides its two deadlines
+
+log = logging.getLogger("agent")
+
+
+class Engine:
+    """Builds everything from settings and keeps it running. `start`, then `check` from one supervising thread.
+
+    `look_once` runs every collector a single time and keeps no state. `only` limits the collectors by name.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        plugins: Mapping[str, Plugin],
+        *,
+        log_setup: Callable[[], None],
+        clock: Clock | None = None,
+        look_once: bool = False,
+        only: Collection[str] = (),
+    ) -> None:
+        self.settings = settings
+        self.clock = SystemClock() if clock is None else clock
+        self.reload_ok = True
+        self.reload_at = self.clock.wall()
+        self._plugins = plugins
+        self._only = only
+        self._look_once = look_once
+        self._log_setup = log_setup
+        self._state = StateDir(Path(settings.agent.state_dir))
+        self.store = Store()
+        self.ring = Ring(self._memory("events"), self.clock, settings.agent.labels)
+        hidden = () if settings.prometheus.names.node_infiniband else HIDDEN_WITHOUT_NODE_NAMES
+        self.exposition = Exposition(self.store, hidden)
+        self.scheduler = Scheduler(self.store, self.clock, self.emit, self._after_tick, once=look_once)
+        self._presence = self._memory("presence")
+        self._boot_id = boot_id(Path(settings.agent.procfs)) or ""
+        self._present = self._present_before()
+        self._new_events: list[Recorded] = []
+        self._derive_lock = threading.Lock()
+        self._ticked = threading.Event()
+        context = self._context("hpcwatch", settings, 0.0, 0.0)
+        self._derivations: list[Derivation] = [SelfMetrics(NodeContext(**context), OwnProcess(), lambda: self)]
+        self._derive_failures: dict[str, str] = {}
+        self._plan = self._make_plan(settings)
+
+    @property
+    def disabled(self) -> Sequence[str]:
+        """Names of the collectors that are installed but off."""
+        return self._plan.off
+
+    @property
+    def state_writable(self) -> bool:
+        """False when what should survive a restart cannot be kept."""
+        return not self._state.problem
+
+    @property
+    def events_total(self) -> int:
+        """Events recorded since the start."""
+        return self.ring.total
+
+    @property
+    def refused_series(self) -> int:
+        """Series left off the page because they contradict others."""
+        return self.exposition.refused
+
+    @property
+    def collectors(self) -> Mapping[str, tuple[Spec, Job]]:
+        """Every collector that is on, with its job."""
+        jobs = self.scheduler.jobs
+        return {name: (spec, jobs[name]) for name, spec in self._plan.specs.items() if name in jobs}
+
+    @property
+    def first_round_done(self) -> bool:
+        """True when every collector ran, or was given up, at least once."""
+        return all(job.runs or job.evictions for job in list(self.scheduler.jobs.values()))
+
+    @property
+    def progressing(self) -> bool:
+        """False when a lane that is not known to hang has missed its turn for long: then a restart is the cure."""
+        return self.scheduler.progressing
+
+    def wait_for_first_round(self) -> None:
+        """Block until every collector ran or was given up; watches the deadlines meanwhile."""
+        while not self.first_round_done:
+            again_s = self.scheduler.check()
+            self._ticked.wait(max(0.0, again_s - self.clock.monotonic()))
+            self._ticked.clear()
+
+    def start(self) -> None:
+        """Start all lanes. Returns at once."""
+        self._after_tick()
+        self.scheduler.start([self._job(spec) for spec in self._plan.specs.values()])
+
+    def check(self) -> float:
+        """Watch deadlines; return the monotonic time in seconds at which to look again."""
+        return self.scheduler.check()
+
+    def stop(self) -> None:
+        """Let all lanes end; waits a moment for those that can."""
+        self.scheduler.stop()
+
+    def emit(self, events: Iterable[Event]) -> None:
+        """Record events. Any thread may call."""
+        recorded = self.ring.record(events)
+        with self._derive_lock:
+            self._new_events += recorded
+
+    def reload(self, settings: Settings) -> None:
+        """Go over to new settings: collectors whose settings did not change run on untouched. Raises ConfigError."""
+        fresh = self._make_plan(settings)
+        same_node = settings.agent == self.settings.agent
+        old = self._plan.specs
+        kept = {name for name, spec in fresh.specs.items() if same_node and old.get(name) == spec}
+        self.settings = settings
+        for name in list(self.scheduler.jobs):
+            if name not in kept:
+                self.scheduler.remove(name)
+        self._plan = fresh
+        self.scheduler.start([self._job(spec) for name, spec in fresh.specs.items() if name not in kept])
+        self._after_tick()
+
+    def note_reload(self, *, ok: bool) -> None:
+        """Remember how the last reading of the configuration went."""
+        self.reload_ok = ok
+        if ok:
+            self.reload_at = self.clock.wall()
+        self._after_tick()
+
+    def _make_plan(self, settings: Settings) -> Plan:
+        own = [metric for derivation in self._derivations for metric in derivation.metrics]
+        return plan(settings, self._plugins, own, self._only)
+
+    def _memory(self, name: str) -> State:
+        if self._look_once:
+            return NoState() if name == "events" else ReadOnlyState(self._state.file(name))
+        return self._state.file(name)
+
+    def _context(self, name: str, settings: Settings, interval_s: float, timeout_s: float) -> dict[str, Any]:
+        agent = settings.agent
+        return {
+            "log": logging.getLogger(name),
+            "sys": Path(agent.sysfs),
+            "proc": Path(agent.procfs),
+            "dev": Path(agent.devfs),
+            "clock": self.clock,
+            "state": self._memory(f"collector-{name}"),
+            "vm_size": None if agent.sku == "auto" else sizes.load(agent.sku),
+            "interval_s": interval_s,
+            "timeout_s": timeout_s,
+        }
+
+    def _job(self, spec: Spec) -> Job:
+        context = self._context(spec.name, self.settings, spec.interval_s, spec.timeout_s)
+        remote = spec.lane is Lane.PROCESS
+        job = Job(
+            spec.name,
+            partial(self._make_remote if remote else _make_local, spec, context),
+            lane=spec.lane,
+            interval_s=spec.interval_s,
+            timeout_s=2 * spec.timeout_s + REMOTE_SLACK_S if remote else spec.timeout_s,
+            required=spec.required,
+        )
+        job.was_present = spec.name in self._present
+        return job
+
+    def _make_remote(self, spec: Spec, context: dict[str, Any]) -> Collector:
+        return Remote(Assignment(spec.collector, spec.options, context, self._log_setup), NodeContext(**context))
+
+    def _present_before(self) -> set[str]:
+        kept = self._presence.load()
+        names = kept.get("collectors")
+        if not self._boot_id or kept.get("boot_id") != self._boot_id or not isinstance(names, list):
+            return set()
+        return {name for name in names if isinstance(name, str)}
+
+    def _after_tick(self) -> None:
+        """Run the derivations and remember which hardware was seen on this boot."""
+        with self._derive_lock:
+            jobs = list(self.scheduler.jobs.values())
+            events, self._new_events = self._new_events, []
+            now = self.clock.wall()
+            _, snapshots = self.store.latest()
+            view = View(now, snapshots, jobs, events)
+            for derivation in self._derivations:
+                self._derive(derivation, view)
+            present = self._present | {job.name for job in jobs if job.was_present}
+            if present != self._present:
+                self._present = present
+                self._presence.save({"boot_id": self._boot_id, "collectors": sorted(present)})
+        self._ticked.set()
+
+    def _derive(self, derivation: Derivation, view: View) -> None:
+        batch = Batch()
+        try:
+            derivation.derive(view, batch)
+        except Exception as error:  # noqa: BLE001 - one derivation costs itself
+            self._tell(derivation.name, describe(error))
+            self.store.drop(derivation.name)
+            return
+        self._tell(derivation.name, "")
+        self.store.put(batch.finish(derivation.name, view.now))
+        self._new_events += self.ring.record(batch.events)
+
+    def _tell(self, name: str, problem: str) -> None:
+        if problem != self._derive_failures.get(name, ""):
+            self._derive_failures[name] = problem
+            if problem:
+                log.error("derivation %s failed: %s; its series are gone until it works", name, problem)
+            else:
+                log.info("derivation %s works again", name)
+
+
+def _make_local(spec: Spec, context: dict[str, Any]) -> Collector:
+    if spec.broken:
+        raise PluginError(spec.broken)
+    return spec.collector(spec.options, NodeContext(**context))

@@ -1,0 +1,172 @@
+"""Calls that may never return, one per device, so that a hang costs its device and nothing else.
+
+All calls of a run share one thread. A call that exceeds the limit keeps that thread (it cannot be interrupted: the
+kernel holds it); the devices behind it go on in threads of their own. A device that stalled gets no second reader
+while the first is stuck, then one thread of its own, and after repeated stalls it is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+T = TypeVar("T")
+
+FORGIVEN_AFTER_S = 3600.0  # a device without a stall for this long counts as healthy again
+BACKOFF_FIRST_S = 30.0
+BACKOFF_LAST_S = 900.0
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """The outcome of a call that has not returned, or was not made because the one before has not."""
+
+    reason: str
+
+
+@dataclass
+class _Stall:
+    """What is held against a device. `done` is set when the stuck call returned."""
+
+    done: threading.Event
+    count: int
+    at_s: float
+
+
+class _Task(Generic[T]):
+    """One call and its outcome. It is made once, by whichever thread comes first."""
+
+    def __init__(self, device: str, call: Callable[[], T]) -> None:
+        self.device = device
+        self.call = call
+        self.outcome: T | Exception | None = None
+        self.done = threading.Event()
+        self._claim = threading.Lock()
+
+    def run(self) -> None:
+        if not self._claim.acquire(blocking=False):
+            return
+        try:
+            self.outcome = self.call()
+        except Exception as error:  # noqa: BLE001 - handed to the caller as this device's outcome
+            self.outcome = error
+        self.done.set()
+
+
+class _Reader(Generic[T]):
+    """A thread that runs lists of tasks, one list after the other, until it is closed or gets stuck."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[tuple[list[_Task[T]], threading.Lock] | None] = queue.SimpleQueue()
+        self.abandoned = False
+        threading.Thread(target=self._loop, name=name, daemon=True).start()
+
+    def submit(self, tasks: list[_Task[T]]) -> threading.Lock:
+        """Start the tasks; the returned lock is released when the last one ended."""
+        finished = threading.Lock()
+        finished.acquire()
+        self._work.put((tasks, finished))
+        return finished
+
+    def close(self) -> None:
+        """Let the thread end, now or whenever its present call returns."""
+        self.abandoned = True
+        self._work.put(None)
+
+    def _loop(self) -> None:
+        while (work := self._work.get()) is not None:
+            tasks, finished = work
+            for task in tasks:
+                if self.abandoned:
+                    break
+                task.run()
+            finished.release()
+
+
+class Bulkhead(Generic[T]):
+    """Runs one call per device with a limit on each.
+
+    `limit_s`: seconds one call may take before its device counts as stalled. A run takes at most three times that,
+    however many devices hang. `monotonic` is the clock for forgiving and backing off.
+    """
+
+    def __init__(self, name: str, limit_s: float, monotonic: Callable[[], float]) -> None:
+        self._name = name
+        self._limit_s = limit_s
+        self._monotonic = monotonic
+        self._reader: _Reader[T] | None = None
+        self._stalls: dict[str, _Stall] = {}
+
+    def run(self, calls: Mapping[str, Callable[[], T]]) -> dict[str, T | Stalled | Exception]:
+        """Make every call; return per device its value, the exception it raised, or `Stalled`."""
+        outcomes: dict[str, T | Stalled | Exception] = {}
+        shared: list[_Task[T]] = []
+        own: list[_Task[T]] = []
+        for device, call in calls.items():
+            stall = self._stalls.get(device)
+            if stall is None:
+                shared.append(_Task(device, call))
+            elif (reason := self._held_back(device, stall)) is not None:
+                outcomes[device] = Stalled(reason)
+            else:
+                own.append(_Task(device, call))
+        waiting = [self._start_alone(task) for task in own]
+        waiting += self._run_shared(shared)
+        for task in waiting:
+            task.done.wait(self._limit_s)
+        for task in own + shared:
+            outcomes[task.device] = self._judge(task)
+        return {device: outcomes[device] for device in calls}
+
+    def close(self) -> None:
+        """Let idle threads end. Never waits for stuck ones."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _run_shared(self, tasks: list[_Task[T]]) -> list[_Task[T]]:
+        """Run the tasks in the shared thread; return those that had to get threads of their own."""
+        if not tasks:
+            return []
+        if self._reader is None:
+            self._reader = _Reader(self._name)
+        finished = self._reader.submit(tasks)
+        ended = 0
+        while not finished.acquire(timeout=self._limit_s):
+            now_ended = sum(task.done.is_set() for task in tasks)
+            if now_ended == ended:  # a whole limit without progress: the task in turn is stuck
+                self._reader.close()
+                self._reader = None
+                return [self._start_alone(task) for task in tasks[ended + 1 :]]
+            ended = now_ended
+        return []
+
+    def _start_alone(self, task: _Task[T]) -> _Task[T]:
+        threading.Thread(target=task.run, name=f"{self._name}-{task.device}", daemon=True).start()
+        return task
+
+    def _judge(self, task: _Task[T]) -> T | Stalled | Exception:
+        if not task.done.is_set():
+            before = self._stalls.get(task.device)
+            count = 1 if before is None else before.count + 1
+            self._stalls[task.device] = _Stall(task.done, count, self._monotonic())
+            return Stalled(f"no answer within {self._limit_s:g} s")
+        outcome = task.outcome
+        return outcome  # type: ignore[return-value] # set by whoever set `done`
+
+    def _held_back(self, device: str, stall: _Stall) -> str | None:
+        """Say why this device must not be read now; None when it may be."""
+        if not stall.done.is_set():
+            return "the read that stalled has not returned"
+        since_s = self._monotonic() - stall.at_s
+        if since_s >= FORGIVEN_AFTER_S:
+            del self._stalls[device]
+            return None
+        if stall.count > 1 and since_s < (wait_s := min(BACKOFF_FIRST_S * 2 ** (stall.count - 2), BACKOFF_LAST_S)):
+            return f"left alone for {wait_s:g} s after {stall.count} stalls"
+        return None

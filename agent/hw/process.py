@@ -1,0 +1,42 @@
+"""What this process uses, from /proc/self (proc_pid_statm(5), proc_pid_status(5))."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+
+_PAGE_BYTES = resource.getpagesize()
+
+
+class OwnProcess:
+    """Reads this process's own use of memory, processor and descriptors."""
+
+    def __init__(self) -> None:
+        try:
+            self._statm: int | None = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._statm = None
+        self.started_at = time.time()
+
+    def resident_bytes(self) -> int | None:
+        """Resident memory; None where /proc does not tell."""
+        if self._statm is None:
+            return None
+        try:
+            return int(os.pread(self._statm, 128, 0).split()[1]) * _PAGE_BYTES
+        except (OSError, ValueError, IndexError):
+            return None
+
+    @staticmethod
+    def cpu_seconds() -> float:
+        """Processor time of all threads, user and system."""
+        return time.process_time()
+
+    @staticmethod
+    def open_descriptors() -> int | None:
+        """Open file descriptors; None where /proc does not tell."""
+        try:
+            return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - names only; one is the listing's own
+        except OSError:
+            return None

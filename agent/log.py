@@ -1,0 +1,74 @@
+"""The agent's own log, on standard error: plain text for people and journald, or one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import time
+
+LEVELS = ("debug", "info", "warning", "error")
+_PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
+
+
+class TextFormatter(logging.Formatter):
+    """`2026-11-30T15:00:00.123Z WARNING infiniband: mlx5_ib3: ...`; under journald its priority instead of the time."""
+
+    def __init__(self, *, journal: bool) -> None:
+        super().__init__()
+        self._journal = journal
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line. Control characters are escaped: a device name must not forge a line."""
+        text = _one_line(record.getMessage())
+        if record.exc_info:
+            text = f"{text}\n{self.formatException(record.exc_info)}"
+        if self._journal:
+            return f"<{_PRIORITY.get(record.levelno, 6)}>{record.name}: {text}"
+        return f"{_stamp(record.created)} {record.levelname} {record.name}: {text}"
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time, level, logger, message, and the traceback where there is one."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line = {
+            "time": _stamp(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
+
+
+def setup(level: str = "info", form: str = "text") -> None:
+    """Send the root logger to standard error. Called once, by the command line or a worker process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(journal=_stderr_is_journal()))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.raiseExceptions = False  # a log that cannot be written must not become more text on the same stream
+
+
+def _stderr_is_journal() -> bool:
+    # systemd.exec(5): JOURNAL_STREAM holds device:inode of the stream that the service's standard error is.
+    try:
+        status = os.fstat(2)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+def _stamp(created: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created)) + f".{int(created * 1000) % 1000:03d}Z"
+
+
+def _one_line(text: str) -> str:
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,100 @@
+"""From configuration and installed plug-ins to a plan: which collectors shall run, how, and which are off."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from agent.api import Collector, Lane, Metric, NoOptions
+from agent.registry import PluginError, conflicting_metric
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from agent.registry import Plugin
+    from agent.settings import CollectorSettings, Settings
+
+RESERVED_PREFIX = "hpcwatch_"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One collector as it shall run. Two equal specs mean that a running one need not be touched by a reload."""
+
+    name: str
+    collector: type[Collector]
+    options: object
+    interval_s: float
+    timeout_s: float
+    required: bool
+    broken: str = ""  # why it cannot run; then it is listed as failed
+
+    @property
+    def lane(self) -> Lane:
+        """Where it runs."""
+        return self.collector.lane
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All specs, and the names of the collectors that are installed but off."""
+
+    specs: Mapping[str, Spec]
+    off: tuple[str, ...] = field(default=())
+
+
+def plan(
+    settings: Settings, plugins: Mapping[str, Plugin], own_metrics: Iterable[Metric], only: Collection[str] = ()
+) -> Plan:
+    """Decide what runs; `only` limits it to these names, whatever the configuration says of them.
+
+    Imports the collectors that are on. Raises ConfigError for wrong options. A plug-in that cannot be used becomes a
+    spec with a reason.
+    """
+    specs: dict[str, Spec] = {}
+    off: list[str] = []
+    declared: list[tuple[str, Metric]] = [("hpcwatch itself", metric) for metric in own_metrics]
+    for name, plugin in sorted(plugins.items(), key=lambda item: (not item[1].builtin, item[0])):
+        chosen = settings.collectors[name]
+        if name not in only if only else not _wanted(chosen, plugin):
+            off.append(name)
+            continue
+        spec = _spec(settings, chosen, plugin, declared)
+        specs[name] = spec
+        declared += [(name, metric) for metric in spec.collector.metrics]
+    return Plan(specs, tuple(off))
+
+
+def _wanted(chosen: CollectorSettings, plugin: Plugin) -> bool:
+    if chosen.enabled is None:
+        return plugin.builtin or chosen.mentioned
+    return chosen.enabled
+
+
+def _spec(
+    settings: Settings, chosen: CollectorSettings, plugin: Plugin, declared: Iterable[tuple[str, Metric]]
+) -> Spec:
+    try:
+        collector = plugin.load()
+        metrics = collector.metrics
+        if not plugin.builtin and any(metric.name.startswith(RESERVED_PREFIX) for metric in metrics):
+            raise PluginError(f"collector {plugin.name}: metric names that begin with {RESERVED_PREFIX} are reserved")
+        conflict = conflicting_metric(metrics, declared)
+        if conflict:
+            raise PluginError(f"collector {plugin.name} of {plugin.distribution}: {conflict}")
+        broken = ""
+    except PluginError as error:
+        collector, broken = _Broken, str(error)
+    options = NoOptions() if broken else settings.options(plugin.name, collector.Options)
+    interval = chosen.interval or collector.interval or settings.agent.interval
+    timeout = chosen.timeout or collector.timeout
+    required = bool(chosen.enabled) or bool(broken)
+    return Spec(plugin.name, collector, options, float(interval), float(timeout), required, broken)
+
+
+class _Broken(Collector):
+    """Stands in for a plug-in that cannot be used; its spec's `broken` says why."""
+
+    name = ""
+    metrics = ()
+

@@ -1,0 +1,1 @@
+"""Simulated hardware, for demonstrations, tests, benchmarks and authors of plug-ins."""

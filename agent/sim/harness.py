@@ -1,0 +1,97 @@
+"""Run one collector without the engine: the test kit for authors of collectors.
+
+    probe = Probe(Thermal, sysfs=tmp_path)
+    assert probe.collect().values == {'host_temperature_celsius{zone="cpu"}': 41.5}
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.context import NodeContext
+from agent.sim.clock import FakeClock
+from agent.snapshot import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.api import Clock, Collector, Event, Value, VmSize
+
+_NOWHERE = Path("/nonexistent")  # a collector under test must not read the machine it runs on
+
+
+@dataclass
+class MemoryState:
+    """A collector's memory across restarts, kept in the test."""
+
+    content: dict[str, Any] = field(default_factory=dict)
+
+    def load(self) -> dict[str, Any]:
+        """Return what was saved last."""
+        return dict(self.content)
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Replace what is kept."""
+        self.content = dict(content)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one run produced: values by series text (`name{label="x"}`), failures as (what, text), events."""
+
+    values: dict[str, Value]
+    failures: list[tuple[str, str]]
+    events: list[Event]
+
+
+class Probe:
+    """One collector with its context. `open` is called by the first `collect`; call it again to rediscover."""
+
+    def __init__(
+        self,
+        collector: type[Collector],
+        options: object = None,
+        *,
+        sysfs: Path = _NOWHERE,
+        procfs: Path = _NOWHERE,
+        devfs: Path = _NOWHERE,
+        clock: Clock | None = None,
+        state: MemoryState | None = None,
+        vm_size: VmSize | None = None,
+        interval_s: float = 10.0,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self.state = MemoryState() if state is None else state
+        self.context = NodeContext(
+            log=logging.getLogger(f"probe.{collector.name}"),
+            sys=sysfs,
+            proc=procfs,
+            dev=devfs,
+            clock=FakeClock() if clock is None else clock,
+            state=self.state,
+            vm_size=vm_size,
+            interval_s=interval_s,
+            timeout_s=timeout_s,
+        )
+        self.collector = collector(collector.Options() if options is None else options, self.context)
+        self._opened = False
+
+    def open(self) -> None:
+        """Discover, as the agent does at the start and every minute. Raises what the collector raises."""
+        self.collector.open()
+        self._opened = True
+
+    def collect(self) -> Result:
+        """Collect once. Raises AssertionError when a series was added twice: a scraper would refuse the page."""
+        if not self._opened:
+            self.open()
+        batch = Batch()
+        self.collector.collect(batch)
+        snapshot = batch.finish(self.collector.name, self.context.clock.wall())
+        values = {s.prefix.rstrip(): value for s, value in zip(snapshot.series, snapshot.values, strict=True)}
+        if len(values) != len(snapshot.series):
+            raise AssertionError("a series was added twice")
+        return Result(values, batch.failures, batch.events)

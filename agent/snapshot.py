@@ -1,0 +1,160 @@
+"""What one run of a collector produced, and the store that outputs read. Snapshots are immutable; a run shows whole.
+
+A batch collects (`agent.api.Out`), a snapshot is a batch that was checked, the store holds the latest of each source.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.api import Event, Series, Value
+
+POINTS_LIMIT = 20_000  # of one run; a collector that exceeds it is broken, and the page must stay readable
+_PLAIN = {int, float}
+
+
+class EvictedError(Exception):
+    """Raised inside a collector that overran its deadline, as soon as it touches its output again."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The points of one run: `series[i]` has `values[i]`. `taken_at` is wall time in seconds, of the run's start."""
+
+    source: str
+    taken_at: float
+    series: Sequence[Series]
+    values: Sequence[Value]
+
+
+class Batch:
+    """The output of one run (`agent.api.Out`), until `finish` makes it a snapshot."""
+
+    def __init__(self) -> None:
+        self.series: list[Series] = []
+        self.values: list[Value] = []
+        self.events: list[Event] = []
+        self.failures: list[tuple[str, str]] = []
+        self.device = ""
+        self.evicted = False
+
+    def add(self, series: Series, value: Value) -> None:
+        """Add one value."""
+        if self.evicted:
+            raise EvictedError
+        self.series.append(series)
+        self.values.append(value)
+
+    def extend(self, series: Sequence[Series], values: Sequence[Value]) -> None:
+        """Add many values, pairwise. Raises ValueError when the lengths differ."""
+        if self.evicted:
+            raise EvictedError
+        if len(series) != len(values):
+            raise ValueError(f"{len(series)} series but {len(values)} values")
+        self.series.extend(series)
+        self.values.extend(values)
+
+    def event(self, event: Event) -> None:
+        """Report that something happened."""
+        if self.evicted:
+            raise EvictedError
+        self.events.append(event)
+
+    def failed(self, what: str, error: Exception | str) -> None:
+        """Report one device or file that failed."""
+        if self.evicted:
+            raise EvictedError
+        self.failures.append((what, error if isinstance(error, str) else describe(error)))
+
+    def working_on(self, device: str) -> None:
+        """Name the device that the next reads touch."""
+        if self.evicted:
+            raise EvictedError
+        self.device = device
+
+    def finish(self, source: str, taken_at: float) -> Snapshot:
+        """Check the values and freeze them. What is no finite number becomes absent and a failure."""
+        if set(map(type, self.values)) - _PLAIN or not _all_finite(self.values):
+            self._drop_what_is_no_number()
+        if len(self.series) > POINTS_LIMIT:
+            self.failures.append(("points", f"{len(self.series)} in one run, limit {POINTS_LIMIT}: the rest dropped"))
+        return Snapshot(source, taken_at, self.series[:POINTS_LIMIT], self.values[:POINTS_LIMIT])
+
+    def _drop_what_is_no_number(self) -> None:
+        kept: list[tuple[Series, Value]] = []
+        for series, value in zip(self.series, self.values, strict=True):
+            number = _as_number(value)
+            if number is None:
+                self.failures.append((series.prefix.rstrip(), f"not a finite number: {value!r}"))
+            else:
+                kept.append((series, number))
+        self.series = [series for series, _ in kept]
+        self.values = [value for _, value in kept]
+
+
+def _all_finite(values: Sequence[Value]) -> bool:
+    # One addition per value in C; integers beyond float range and sums that overflow take the slow way round.
+    try:
+        return math.isfinite(sum(values))
+    except OverflowError:
+        return False
+
+
+def _as_number(value: object) -> Value | None:
+    if isinstance(value, int):  # bool included: True is 1
+        return int(value)
+    try:
+        number = float(value)  # type: ignore[arg-type] # numpy scalars, Decimal, whatever a plug-in found
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def describe(error: BaseException) -> str:
+    """Say what came back, for a log line: an errno's own text and path, else the type and message."""
+    if isinstance(error, OSError) and error.strerror:
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror}"
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+class Store:
+    """The latest snapshot of each source. Readers take the whole mapping, which never changes under them."""
+
+    def __init__(self) -> None:
+        self._latest: dict[str, Snapshot] = {}
+        self._lock = threading.Lock()
+        self.version = 0
+
+    def put(self, snapshot: Snapshot, batch: Batch | None = None) -> bool:
+        """Publish a snapshot; False when the batch it came from was evicted meanwhile."""
+        with self._lock:
+            if batch is not None and batch.evicted:
+                return False
+            self._latest = {**self._latest, snapshot.source: snapshot}
+            self.version += 1
+            return True
+
+    def evict(self, batch: Batch, source: str) -> None:
+        """Refuse whatever this batch still brings, and drop what its source published."""
+        with self._lock:
+            batch.evicted = True
+        self.drop(source)
+
+    def drop(self, source: str) -> None:
+        """Make a source's series vanish."""
+        with self._lock:
+            if source in self._latest:
+                self._latest = {name: snapshot for name, snapshot in self._latest.items() if name != source}
+                self.version += 1
+
+    def latest(self) -> tuple[int, Mapping[str, Snapshot]]:
+        """Return the version and all snapshots by source."""
+        with self._lock:
+            return self.version, self._latest

@@ -1,0 +1,175 @@
+"""What the HTTP port and the control socket answer: metrics, health, the API, the status page. Reads snapshots only."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from html import escape
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from agent import __version__
+from agent.exchange import Request, Response
+from agent.exposition import OPENMETRICS, TEXT
+from agent.status import collector_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.engine import Engine
+
+JSON = "application/json; charset=utf-8"
+HTML = "text/html; charset=utf-8"
+EVENTS_DEFAULT = 100
+EVENTS_MOST = 1000
+
+log = logging.getLogger("http")
+
+
+class WebApp:
+    """Answers requests from the engine's snapshots. `reload` reads the configuration again; it returns the mistake."""
+
+    def __init__(self, engine: Engine, reload: Callable[[], str]) -> None:
+        self._engine = engine
+        self._reload = reload
+        self._routes: Mapping[str, Callable[[Request], Response]] = {
+            "/": self._page,
+            "/metrics": self._metrics,
+            "/healthz": self._healthy,
+            "/readyz": self._ready,
+            "/api/v1/status": self._status,
+            "/api/v1/events": self._events,
+        }
+
+    def answer(self, request: Request) -> Response:
+        """Route one request."""
+        if request.method == "POST":
+            return self._control(request)
+        route = self._routes.get(request.path)
+        if route is None:
+            return Response(HTTPStatus.NOT_FOUND, b"not found\n")
+        return route(request)
+
+    def _control(self, request: Request) -> Response:
+        if not request.control:
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, b"method not allowed\n", headers=(("Allow", "GET, HEAD"),))
+        if request.path != "/control/reload":
+            return Response(HTTPStatus.NOT_FOUND, b"not found\n")
+        mistake = self._reload()
+        if mistake:
+            return _json({"reloaded": False, "error": mistake}, HTTPStatus.UNPROCESSABLE_ENTITY)
+        return _json({"reloaded": True})
+
+    def _metrics(self, request: Request) -> Response:
+        openmetrics = prefers_openmetrics(request.headers.get("accept") or "")
+        compress = accepts_gzip(request.headers.get("accept-encoding") or "")
+        body = self._engine.exposition.page(openmetrics=openmetrics, compress=compress)
+        encoding = (("Content-Encoding", "gzip"),) if compress else ()
+        headers = (*encoding, ("Vary", "Accept, Accept-Encoding"))
+        return Response(HTTPStatus.OK, body, OPENMETRICS if openmetrics else TEXT, headers)
+
+    def _healthy(self, _: Request) -> Response:
+        return Response(HTTPStatus.OK, b"ok\n")
+
+    def _ready(self, _: Request) -> Response:
+        if self._engine.first_round_done:
+            return Response(HTTPStatus.OK, b"ready\n")
+        return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"first collection not finished\n")
+
+    def _status(self, request: Request) -> Response:
+        return _json({
+            "node": socket.gethostname(),
+            "version": __version__,
+            "collectors": collector_rows(self._engine, with_reason=request.trusted),
+            "outputs": [{"name": "prometheus", "state": "ok"}],
+        })
+
+    def _events(self, request: Request) -> Response:
+        try:
+            since, around = _number(request, "since"), _number(request, "around")
+            limit = min(_number(request, "limit") or EVENTS_DEFAULT, EVENTS_MOST)
+        except ValueError as error:
+            return Response(HTTPStatus.BAD_REQUEST, f"{error}\n".encode())
+        ring = self._engine.ring
+        if around is not None:
+            found = ring.around(around, limit)
+        elif since is not None:
+            found = ring.since(since, limit)
+        else:
+            found = ring.latest(limit)
+        return _json({"events": [event.as_json(with_message=request.trusted) for event in found]})
+
+    def _page(self, request: Request) -> Response:
+        rows = collector_rows(self._engine, with_reason=request.trusted)
+        body = "".join(_PAGE_ROW.format(**{key: escape(str(value)) for key, value in row.items()}) for row in rows)
+        page = _PAGE.format(node=escape(socket.gethostname()), version=__version__, rows=body)
+        return Response(HTTPStatus.OK, page.encode("utf-8", "replace"), HTML)
+
+
+def prefers_openmetrics(accept: str) -> bool:
+    """Say whether a scraper would rather have OpenMetrics 1.0 than the text format, by its Accept header."""
+    best = {True: 0.0, False: 0.0}
+    for part in accept.lower().split(","):
+        kind, *parameters = (piece.strip() for piece in part.split(";"))
+        given = dict(parameter.split("=", 1) for parameter in parameters if "=" in parameter)
+        weight = _weight(given.get("q", "1"))
+        if kind == "application/openmetrics-text" and given.get("version", "1.0.0") in ("1.0.0", "0.0.1"):
+            best[True] = max(best[True], weight)
+        elif kind in ("text/plain", "text/*", "*/*"):
+            best[False] = max(best[False], weight)
+    return best[True] > 0 and best[True] >= best[False]
+
+
+def accepts_gzip(accept_encoding: str) -> bool:
+    """Say whether a client takes gzip, by its Accept-Encoding header."""
+    for part in accept_encoding.lower().split(","):
+        coding, *parameters = (piece.strip() for piece in part.split(";"))
+        if coding in ("gzip", "*"):
+            weights = [p[2:] for p in parameters if p.startswith("q=")]
+            return _weight(weights[0] if weights else "1") > 0
+    return False
+
+
+def _weight(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
+
+
+def _number(request: Request, name: str) -> int | None:
+    values = request.query.get(name)
+    if not values:
+        return None
+    if not (values[0].isascii() and values[0].isdigit()) or len(values[0]) > 18:  # noqa: PLR2004 - fits 64 bits
+        raise ValueError(f"{name} must be a whole number")
+    return int(values[0])
+
+
+def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
+    return Response(status, json.dumps(content).encode("utf-8", "replace") + b"\n", JSON)
+
+
+_PAGE_ROW = (
+    '<tr><th scope="row">{name}</th><td class="{state}">{state}</td><td>{series}</td><td>{age}</td>'
+    "<td>{found} {reason}</td></tr>\n"
+)
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>hpcwatch on {node}</title><style>
+:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }}
+body {{ max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
+table {{ border-collapse: collapse; width: 100% }}
+th, td {{ text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid #8884; vertical-align: top }}
+td.ok {{ color: light-dark(#186a2d, #6fdc8c) }} td.failed, td.hung {{ color: light-dark(#b3261e, #ff8a80) }}
+.wide {{ overflow-x: auto }} small {{ opacity: .7 }}
+</style></head><body>
+<h1>{node}</h1>
+<p>hpcwatch {version} · <a href="/metrics">metrics</a> · <a href="/api/v1/status">status</a> ·
+<a href="/api/v1/events">events</a></p>
+<div class="wide"><table><thead><tr><th>Collector</th><th>State</th><th>Series</th><th>Age</th><th>Found</th></tr></thead>
+<tbody>
+{rows}</tbody></table></div>
+</body></html>
+"""
