@@ -105,8 +105,8 @@ class Metric:
         """Refuse names that Prometheus would refuse, here rather than at the first scrape."""
         if not _METRIC_NAME.fullmatch(self.name):
             raise ValueError(f"metric {self.name!r}: not a valid Prometheus metric name")
-        if (self.kind is Kind.COUNTER) != self.name.endswith("_total"):
-            raise ValueError(f"metric {self.name}: counters, and only counters, end in _total")
+        if self.kind is Kind.COUNTER and not self.name.endswith("_total"):
+            raise ValueError(f"metric {self.name}: the name of a counter ends in _total")
         for label in self.labels:
             if not _LABEL_NAME.fullmatch(label):
                 raise ValueError(f"metric {self.name}: label {label!r} is not a valid label name")
