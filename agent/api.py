@@ -14,6 +14,7 @@ Errors a collector may raise:
 from __future__ import annotations
 
 import enum
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
 
 API_VERSION = 1
 
-_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
+_METRIC_NAME = re.compile(r"(?!_total$)[a-zA-Z_:][a-zA-Z0-9_:]*")
+_SUFFIX = re.compile(r"[a-zA-Z0-9_:]*")
 _LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_YEARS_1_TO_9999_S = (-62_135_596_800, 253_402_300_799)  # what a calendar, and so an API answer, can show
 
 
 class Kind(enum.Enum):
@@ -71,12 +74,12 @@ class Duration(float):
     def parse(cls, text: str) -> Duration:
         """Read a duration such as `10s`. Raises ValueError with the accepted form."""
         match = _DURATION.fullmatch(text.strip())
-        if match is None:
-            raise ValueError(f"expected a duration such as 500ms, 10s, 5m or 4h, got {text!r}")
+        if match is None or not math.isfinite(float(match[1]) * _SECONDS[match[2]]):
+            raise ValueError(f"expected a duration such as 500ms, 10s, 5m or 4h, got {text[:60]!r}")
         return cls(float(match[1]) * _SECONDS[match[2]])
 
     def __str__(self) -> str:
-        """Give the shortest exact form: `1.5s`, `4h`, `500ms`."""
+        """Give it in the largest unit that divides it: `4h`, `90s`, `1500ms`."""
         for unit in ("d", "h", "m", "s"):
             count = self / _SECONDS[unit]
             if self and count == int(count):
@@ -117,14 +120,20 @@ class Metric:
 class Series:
     """A metric with its label values: the handle that values are added to. Made by `Context.series`, kept, reused.
 
-    `labels` are (name, value) pairs in declared order; `prefix` is the finished, escaped text before the value.
+    `labels` are (name, value) pairs in declared order; `prefix` is the finished, escaped text before the value. Raises
+    ValueError for a label name or suffix that would make the exposition invalid.
     """
 
     __slots__ = ("__weakref__", "labels", "metric", "prefix", "suffix")
 
     def __init__(self, metric: Metric, labels: Sequence[tuple[str, str]], suffix: str = "") -> None:
+        if not _SUFFIX.fullmatch(suffix):
+            raise ValueError(f"metric {metric.name}: suffix {suffix!r} is not part of a valid metric name")
+        for name, _ in labels:
+            if not _LABEL_NAME.fullmatch(name):
+                raise ValueError(f"metric {metric.name}: label {name!r} is not a valid label name")
         self.metric = metric
-        self.labels = tuple(labels)
+        self.labels = tuple((name, _sendable(value)) for name, value in labels)
         self.suffix = suffix
         self.prefix = metric.name + suffix + _label_text(self.labels) + " "
 
@@ -139,9 +148,13 @@ def _label_text(labels: Sequence[tuple[str, str]]) -> str:
     return "{" + ",".join(f'{name}="{_escape(value)}"' for name, value in labels) + "}"
 
 
+def _sendable(value: str) -> str:
+    # Text from hardware may hold anything. Lone surrogates (undecodable bytes) would break the page's UTF-8, and at a
+    # NUL Prometheus' own lexer ends the page with an error (model/textparse/promlex.l).
+    return value.encode("utf-8", "replace").decode("utf-8").replace("\0", "?")
+
+
 def _escape(value: str) -> str:
-    # Text from hardware may hold anything; lone surrogates (undecodable bytes) would break the page's UTF-8.
-    value = value.encode("utf-8", "replace").decode("utf-8")
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
 
 
@@ -150,7 +163,8 @@ class Event:
     """Something that happened. `time` is the fact's own wall time in seconds, None when only the reader knows it.
 
     `key` is equal when the same fact is read again (after a restart, say); the agent derives it from the other fields
-    where the collector leaves it empty. `device` is empty when the fact concerns no single device.
+    where the collector leaves it empty. `device` is empty when the fact concerns no single device. Raises ValueError
+    for what could not be shown later: a severity or label value of a wrong type, a time outside the years 1 to 9999.
     """
 
     kind: str
@@ -162,6 +176,17 @@ class Event:
     source: str = ""
     time: float | None = None
     key: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse here, where the collector that made it is blamed, rather than when it is read."""
+        if not isinstance(self.severity, Severity):
+            raise ValueError(f"event {self.kind}: severity {self.severity!r} is not an agent.api.Severity")  # noqa: TRY004
+        texts = (self.kind, self.component, self.message, self.device, self.source, self.key)
+        if not all(isinstance(text, str) for text in (*texts, *self.labels, *self.labels.values())):
+            raise ValueError(f"event {self.kind}: all but time, severity and labels, and all in labels, must be text")
+        first_s, last_s = _YEARS_1_TO_9999_S
+        if self.time is not None and not first_s <= self.time <= last_s:
+            raise ValueError(f"event {self.kind}: time {self.time!r} is not within the years 1 to 9999")
 
 
 @dataclass(frozen=True)

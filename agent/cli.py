@@ -84,7 +84,7 @@ class _Invocation:
 
 
 def _run(call: _Invocation) -> int:
-    from agent.daemon import Daemon, leave  # noqa: PLC0415 - sockets and servers, when needed
+    from agent.daemon import Daemon, ListenError, leave  # noqa: PLC0415 - sockets and servers, when needed
     from agent.engine import Engine  # noqa: PLC0415
     from agent.webconfig import WebConfigError  # noqa: PLC0415
 
@@ -93,11 +93,10 @@ def _run(call: _Invocation) -> int:
         status = Daemon(engine, call.settings).run()
     except WebConfigError as mistake:
         raise ConfigError("outputs.prometheus.web_config", str(mistake)) from mistake
-    except OSError as error:
-        listen = engine.settings.prometheus.listen
-        logger.error("cannot listen on %s: %s; set outputs.prometheus.listen", listen, error.strerror or error)  # noqa: TRY400
+    except ListenError as mistake:
+        logger.error("%s; another program has it, or set outputs.prometheus.listen", mistake)  # noqa: TRY400
         return EXIT_FAILED
-    leave(status)
+    return leave(status)
 
 
 def _once(call: _Invocation) -> int:
@@ -199,23 +198,23 @@ def _verb(
     name: str,
     command: Callable[[_Invocation], int],
     text: str,
-    parents: list[argparse.ArgumentParser],
+    parents: list[_Parser],
 ) -> _Parser:
-    verb: _Parser = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=parents)
+    verb = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=parents)
     verb.set_defaults(command=command)
     return verb
 
 
-def _logging() -> argparse.ArgumentParser:
-    group = argparse.ArgumentParser(add_help=False)
+def _logging() -> _Parser:
+    group = _Parser(add_help=False)
     group.add_argument("--log-level", choices=log.LEVELS, default="info", help="default: info")
     group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: text")
     group.add_argument("--version", action="version", version=f"hpcwatch {__version__}")
     return group
 
 
-def _common() -> list[argparse.ArgumentParser]:
-    group = argparse.ArgumentParser(add_help=False)
+def _common() -> list[_Parser]:
+    group = _Parser(add_help=False)
     group.add_argument(
         "--config",
         action="append",

@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from agent import __version__
 from agent.configtree import ConfigError
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from agent.settings import Settings
 
 log = logging.getLogger("agent")
+
+
+class ListenError(Exception):
+    """The HTTP port cannot be had. Says which and why."""
 
 
 class Daemon:
@@ -52,10 +56,10 @@ class Daemon:
         self._frozen = False
 
     def run(self) -> int:
-        """Serve; return the exit status. Raises OSError when the HTTP port is taken, ConfigError for a web config."""
-        self._listen()
-        self._take_signals()
+        """Serve; return the exit status. Raises ListenError when the port is taken, WebConfigError for a web config."""
+        self._take_signals()  # first: who sees the port may send one at once
         try:
+            self._listen()
             self._engine.start()
             self._notifier.ready(f"serving on {self._engine.settings.prometheus.listen}")
             while not self._stop:
@@ -68,14 +72,17 @@ class Daemon:
         prometheus, agent = self._engine.settings.prometheus, self._engine.settings.agent
         web = WebConfig(Path(prometheus.web_config)) if prometheus.web_config else None
         app = WebApp(self._engine, self._reload)
-        http = Server(parse_listen(prometheus.listen), app, web=web)
+        try:
+            http = Server(parse_listen(prometheus.listen), app, web=web)
+        except OSError as error:
+            raise ListenError(error.strerror or str(error)) from error
         self._serve(http)
         host, port = http.address
         log.info("hpcwatch %s serves http://%s:%d/metrics", __version__, f"[{host}]" if ":" in host else host, port)
         try:
             self._serve(Server(Path(agent.socket), app))
         except OSError as error:  # commands cannot reach the agent then; monitoring goes on
-            log.warning("control socket %s: %s; going on without it", agent.socket, describe(error))
+            log.warning("control socket: %s; going on without it", describe(error))
 
     def _serve(self, server: Server) -> None:
         self._servers.append(server)
@@ -112,7 +119,8 @@ class Daemon:
             if now_s >= self._watchdog_at_s and self._engine.progressing:
                 self._notifier.alive()
                 self._watchdog_at_s = now_s + watchdog_s
-            wait_s = min(wait_s, max(1.0, self._watchdog_at_s - now_s))
+            # While no sign of life may be given, look again at this pace.
+            wait_s = min(wait_s, max(watchdog_s / 2, self._watchdog_at_s - now_s))
         if not self._frozen and self._engine.first_round_done:
             gc.freeze()  # what exists now lives as long as the agent; later collections need not look at it
             self._frozen = True
@@ -132,10 +140,15 @@ class Daemon:
                 log.error("configuration not reloaded, the one before stays in force: %s", mistake)  # noqa: TRY400
                 self._notifier.ready("serving with the configuration before the last reload")
                 return str(mistake)
+            except Exception as error:
+                self._engine.note_reload(ok=False)
+                log.exception("internal error while reloading, please report it: %s", error)  # noqa: TRY401
+                self._notifier.ready("serving, but the last reload failed")
+                return describe(error)
             self._engine.note_reload(ok=True)
             log.info("configuration reloaded")
-            if (settings.prometheus, settings.agent.socket) != (before.prometheus, before.agent.socket):
-                log.warning("outputs.prometheus and agent.socket take effect at the next restart")
+            if _fixed_at_start(settings) != _fixed_at_start(before):
+                log.warning("outputs.prometheus, agent.socket, state_dir and labels take effect at the next restart")
             self._notifier.ready(f"serving on {before.prometheus.listen}")
             with contextlib.suppress(OSError):
                 self._wake_out.send(b"r")  # the main thread must learn of the new deadlines
@@ -151,6 +164,12 @@ class Daemon:
             handler.flush()
 
 
-def leave(status: int) -> None:
+def _fixed_at_start(settings: Settings) -> tuple[object, ...]:
+    """Return what a reload cannot change: sockets are open, events carry their labels."""
+    agent = settings.agent
+    return settings.prometheus, agent.socket, agent.state_dir, agent.labels
+
+
+def leave(status: int) -> NoReturn:
     """End the process without waiting for threads that hang in the kernel. Never returns."""
     os._exit(status)

@@ -17,9 +17,10 @@ from agent.events import Ring
 from agent.exposition import Exposition
 from agent.hw.process import OwnProcess
 from agent.hw.procfs import boot_id
+from agent.job import Job
 from agent.plan import Plan, Spec, plan
 from agent.registry import PluginError
-from agent.schedule import Job, Scheduler
+from agent.schedule import Scheduler
 from agent.snapshot import Batch, Store, describe
 from agent.state import StateDir
 from agent.worker import Assignment, Remote
@@ -67,13 +68,14 @@ class Engine:
         self.ring = Ring(self._memory("events"), self.clock, settings.agent.labels)
         hidden = () if settings.prometheus.names.node_infiniband else HIDDEN_WITHOUT_NODE_NAMES
         self.exposition = Exposition(self.store, hidden)
-        self.scheduler = Scheduler(self.store, self.clock, self.emit, self._after_tick, once=look_once)
+        self.scheduler = Scheduler(self.store, self.clock, self.emit, self.after_tick, once=look_once)
         self._presence = self._memory("presence")
-        self._boot_id = boot_id(Path(settings.agent.procfs)) or ""
+        self._boot_id = _boot_id(Path(settings.agent.procfs))
         self._present = self._present_before()
         self._new_events: list[Recorded] = []
         self._derive_lock = threading.Lock()
         self._ticked = threading.Event()
+        self._first_round_done = False
         context = self._context("hpcwatch", settings, 0.0, 0.0)
         self._derivations: list[Derivation] = [SelfMetrics(NodeContext(**context), OwnProcess(), lambda: self)]
         self._derive_failures: dict[str, str] = {}
@@ -102,13 +104,15 @@ class Engine:
     @property
     def collectors(self) -> Mapping[str, tuple[Spec, Job]]:
         """Every collector that is on, with its job."""
-        jobs = self.scheduler.jobs
+        jobs = dict(self.scheduler.jobs)  # a reload in another thread changes it
         return {name: (spec, jobs[name]) for name, spec in self._plan.specs.items() if name in jobs}
 
     @property
     def first_round_done(self) -> bool:
-        """True when every collector ran, or was given up, at least once."""
-        return all(job.runs or job.evictions for job in list(self.scheduler.jobs.values()))
+        """True once every collector has run, or was given up, at least once. A reload does not undo it."""
+        if not self._first_round_done:
+            self._first_round_done = all(job.runs or job.evictions for job in list(self.scheduler.jobs.values()))
+        return self._first_round_done
 
     @property
     def progressing(self) -> bool:
@@ -124,8 +128,12 @@ class Engine:
 
     def start(self) -> None:
         """Start all lanes. Returns at once."""
-        self._after_tick()
-        self.scheduler.start([self._job(spec) for spec in self._plan.specs.values()])
+        self.after_tick()
+        self.scheduler.start(self.make_jobs())
+
+    def make_jobs(self) -> list[Job]:
+        """Make the jobs of the plan. `start` does it; a benchmark runs them itself."""
+        return [self._job(spec) for spec in self._plan.specs.values()]
 
     def check(self) -> float:
         """Watch deadlines; return the monotonic time in seconds at which to look again."""
@@ -153,14 +161,14 @@ class Engine:
                 self.scheduler.remove(name)
         self._plan = fresh
         self.scheduler.start([self._job(spec) for name, spec in fresh.specs.items() if name not in kept])
-        self._after_tick()
+        self.after_tick()
 
     def note_reload(self, *, ok: bool) -> None:
         """Remember how the last reading of the configuration went."""
         self.reload_ok = ok
         if ok:
             self.reload_at = self.clock.wall()
-        self._after_tick()
+        self.after_tick()
 
     def _make_plan(self, settings: Settings) -> Plan:
         own = [metric for derivation in self._derivations for metric in derivation.metrics]
@@ -209,7 +217,7 @@ class Engine:
             return set()
         return {name for name in names if isinstance(name, str)}
 
-    def _after_tick(self) -> None:
+    def after_tick(self) -> None:
         """Run the derivations and remember which hardware was seen on this boot."""
         with self._derive_lock:
             jobs = list(self.scheduler.jobs.values())
@@ -244,6 +252,14 @@ class Engine:
                 log.error("derivation %s failed: %s; its series are gone until it works", name, problem)
             else:
                 log.info("derivation %s works again", name)
+
+
+def _boot_id(proc: Path) -> str:
+    """Return this boot's id; empty where it cannot be read: then nothing counts as seen before."""
+    try:
+        return boot_id(proc)
+    except (OSError, ValueError):
+        return ""
 
 
 def _make_local(spec: Spec, context: dict[str, Any]) -> Collector:

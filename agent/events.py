@@ -100,7 +100,7 @@ class Ring:
         if centre is None:
             return []
         near = [event for event in events if abs(event.time - centre.time) <= seconds]
-        near.sort(key=lambda event: abs(event.time - centre.time))
+        near.sort(key=lambda event: (abs(event.time - centre.time), abs(event.id - centre.id)))
         return sorted(near[:limit], key=lambda event: (event.time, event.id))
 
     def _take_id(self) -> int:

@@ -22,6 +22,13 @@ if TYPE_CHECKING:
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
+# What a sample's name may add to its metric's, and which names beside its own OpenMetrics keeps for a family.
+_SUFFIXES = {
+    Kind.HISTOGRAM: {"_bucket", "_sum", "_count", "_created"},
+    Kind.SUMMARY: {"", "_sum", "_count", "_created"},
+}
+_KEPT_NAMES = {**_SUFFIXES, Kind.COUNTER: {"_total", "_created"}}
+
 
 class _Layout:
     """The fixed pieces of a page for one list of series, in both formats."""
@@ -29,17 +36,20 @@ class _Layout:
     def __init__(self, series: Sequence[Series], hidden_prefixes: tuple[str, ...]) -> None:
         families: dict[str, list[int]] = {}
         owners: dict[str, Metric] = {}
-        prefixes: set[str] = set()
+        claims = _Claims()
+        known: set[object] = set()
         self.refused = 0
         for index, one in enumerate(series):
             if one.metric.name.startswith(hidden_prefixes):
                 continue
-            name = _family(one.metric)
-            owner = owners.setdefault(name, one.metric)
-            if one.prefix in prefixes or (owner is not one.metric and _differ(owner, one.metric)):
+            identity = _identity(one)
+            misplaced = one.suffix not in _SUFFIXES.get(one.metric.kind, {""})
+            if misplaced or identity in known or not claims.hold(one.metric):
                 self.refused += 1  # a scraper would refuse the whole page for it
                 continue
-            prefixes.add(one.prefix)
+            known.add(identity)
+            name = _family(one.metric)
+            owners.setdefault(name, one.metric)
             families.setdefault(name, []).append(index)
         ordered = sorted(families)
         order = [index for name in ordered for index in families[name]]
@@ -48,9 +58,33 @@ class _Layout:
         self.openmetrics = _pieces(series, [(owners[name], families[name]) for name in ordered], _openmetrics_head)
 
 
+class _Claims:
+    """Which metric each name on the page belongs to: the first that came with it, and those declared alike."""
+
+    def __init__(self) -> None:
+        self._owners: dict[str, Metric] = {}
+        self._held: dict[Metric, bool] = {}
+
+    def hold(self, metric: Metric) -> bool:
+        """Claim the metric's names; False when a contradicting metric has one of them."""
+        held = self._held.get(metric)
+        if held is None:
+            family = _family(metric)
+            names = [metric.name, family, *(family + suffix for suffix in _KEPT_NAMES.get(metric.kind, ()))]
+            held = self._held[metric] = not any(_differ(self._owners.get(name, metric), metric) for name in names)
+            if held:
+                self._owners.update(dict.fromkeys(names, metric))
+        return held
+
+
 def _family(metric: Metric) -> str:
     """Name the family as OpenMetrics does, so that x and x_total are seen to clash."""
     return metric.name.removesuffix("_total") if metric.kind is Kind.COUNTER else metric.name
+
+
+def _identity(series: Series) -> object:
+    """Give what makes a series the same to a scraper: neither the order of labels nor empty ones tell two apart."""
+    return series.metric.name + series.suffix, frozenset(label for label in series.labels if label[1])
 
 
 def _differ(one: Metric, other: Metric) -> bool:
@@ -75,15 +109,20 @@ def _pieces(
     return pieces
 
 
+def _help(metric: Metric) -> str:
+    # A NUL would end the page for Prometheus' own lexer, and what is no UTF-8 the encoding of it.
+    text = metric.help.encode("utf-8", "replace").decode("utf-8").replace("\0", "?")
+    return text.replace("\\", "\\\\").replace("\n", "\\n")
+
+
 def _text_head(metric: Metric) -> str:
-    help_text = metric.help.replace("\\", "\\\\").replace("\n", "\\n")
-    return f"\n# HELP {metric.name} {help_text}\n# TYPE {metric.name} {metric.kind.value}\n"
+    return f"\n# HELP {metric.name} {_help(metric)}\n# TYPE {metric.name} {metric.kind.value}\n"
 
 
 def _openmetrics_head(metric: Metric) -> str:
     name = _family(metric)
     kind = "unknown" if metric.kind is Kind.UNTYPED else metric.kind.value
-    help_text = metric.help.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
+    help_text = _help(metric).replace('"', '\\"')
     unit = f"# UNIT {name} {metric.unit}\n" if metric.unit and name.endswith(f"_{metric.unit}") else ""
     return f"\n# TYPE {name} {kind}\n{unit}# HELP {name} {help_text}\n"
 

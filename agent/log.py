@@ -21,9 +21,10 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line. Control characters are escaped: a device name must not forge a line."""
-        text = _one_line(record.getMessage())
-        if record.exc_info:
-            text = f"{text}\n{self.formatException(record.exc_info)}"
+        text = one_line(record.getMessage())
+        if record.exc_info:  # indented, for the same reason
+            lines = self.formatException(record.exc_info).splitlines()
+            text = "\n".join([text, *("  " + one_line(line) for line in lines)])
         if self._journal:
             return f"<{_PRIORITY.get(record.levelno, 6)}>{record.name}: {text}"
         return f"{_stamp(record.created)} {record.levelname} {record.name}: {text}"
@@ -42,7 +43,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)  # ASCII: valid whatever the stream's encoding, and no character ends a line early
 
 
 def setup(level: str = "info", form: str = "text") -> None:
@@ -68,7 +69,8 @@ def _stamp(created: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created)) + f".{int(created * 1000) % 1000:03d}Z"
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Escape what is not printable: line breaks, terminal control sequences, undecodable bytes."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

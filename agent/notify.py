@@ -20,7 +20,7 @@ class Notifier:
         usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
         if not self._address or not usec.isdigit() or (pid and pid != str(os.getpid())):
             return None
-        return int(usec) / 2_000_000
+        return int(usec) / 2_000_000 or None  # 0 means that it is off
 
     def ready(self, status: str) -> None:
         """Say that the service serves; ends a reload, too."""

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.api import Collector, Lane, Metric, NoOptions
+from agent.configtree import ConfigError
 from agent.registry import PluginError, conflicting_metric
+from agent.snapshot import describe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -74,22 +76,36 @@ def _wanted(chosen: CollectorSettings, plugin: Plugin) -> bool:
 def _spec(
     settings: Settings, chosen: CollectorSettings, plugin: Plugin, declared: Iterable[tuple[str, Metric]]
 ) -> Spec:
+    options: object
     try:
-        collector = plugin.load()
-        metrics = collector.metrics
-        if not plugin.builtin and any(metric.name.startswith(RESERVED_PREFIX) for metric in metrics):
-            raise PluginError(f"collector {plugin.name}: metric names that begin with {RESERVED_PREFIX} are reserved")
-        conflict = conflicting_metric(metrics, declared)
-        if conflict:
-            raise PluginError(f"collector {plugin.name} of {plugin.distribution}: {conflict}")
-        broken = ""
+        collector, broken = _usable(plugin, declared), ""
+        options = _options(settings, plugin, collector)
     except PluginError as error:
-        collector, broken = _Broken, str(error)
-    options = NoOptions() if broken else settings.options(plugin.name, collector.Options)
+        collector, broken, options = _Broken, str(error), NoOptions()
     interval = chosen.interval or collector.interval or settings.agent.interval
     timeout = chosen.timeout or collector.timeout
     required = bool(chosen.enabled) or bool(broken)
     return Spec(plugin.name, collector, options, float(interval), float(timeout), required, broken)
+
+
+def _usable(plugin: Plugin, declared: Iterable[tuple[str, Metric]]) -> type[Collector]:
+    collector = plugin.load()
+    metrics = collector.metrics
+    if not plugin.builtin and any(metric.name.startswith(RESERVED_PREFIX) for metric in metrics):
+        raise PluginError(f"collector {plugin.name}: metric names that begin with {RESERVED_PREFIX} are reserved")
+    conflict = conflicting_metric(metrics, declared)
+    if conflict:
+        raise PluginError(f"collector {plugin.name} of {plugin.distribution}: {conflict}")
+    return collector
+
+
+def _options(settings: Settings, plugin: Plugin, collector: type[Collector]) -> object:
+    try:
+        return settings.options(plugin.name, collector.Options)
+    except ConfigError:  # the user's mistake; any other is the plug-in's
+        raise
+    except Exception as error:  # the annotations of a foreign class may be no types of keys
+        raise PluginError(f"collector {plugin.name} of {plugin.distribution}: Options: {describe(error)}") from error
 
 
 class _Broken(Collector):
@@ -97,4 +113,3 @@ class _Broken(Collector):
 
     name = ""
     metrics = ()
-

@@ -7,13 +7,14 @@ distribution that brings packages named `agent` or `collectors`, or two plug-ins
 
 from __future__ import annotations
 
+import logging
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.api import API_VERSION, Collector, Metric
+from agent.api import API_VERSION, Collector, Lane, Metric
 from agent.snapshot import describe
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ DISTRIBUTION = "hpcwatch"
 GROUP = "hpcwatch.collectors"
 OUTPUT_GROUP = "hpcwatch.outputs"
 OUR_PACKAGES = ("agent", "collectors")
+
+log = logging.getLogger("hpcwatch")
 
 
 class RegistryError(Exception):
@@ -51,16 +54,13 @@ class Plugin:
         """Import the collector. Raises PluginError, whatever the import did."""
         try:
             loaded = self.entry.load()
-        except BaseException as error:  # noqa: BLE001 - a foreign module may raise anything, even SystemExit
+        except BaseException as error:  # a foreign module may raise anything, even SystemExit
             raise PluginError(f"{self._where}: import failed: {describe(error)}") from error
         if not (isinstance(loaded, type) and issubclass(loaded, Collector)):
             raise PluginError(f"{self._where}: {loaded!r} is not a subclass of agent.api.Collector")
-        if loaded.api > API_VERSION:
-            raise PluginError(f"{self._where}: needs plug-in API {loaded.api}, this agent has {API_VERSION}: upgrade it")
-        if getattr(loaded, "name", self.name) != self.name:
-            raise PluginError(f"{self._where}: the class calls itself {loaded.name!r}; both names must be the same")
-        if not all(isinstance(metric, Metric) for metric in getattr(loaded, "metrics", ())):
-            raise PluginError(f"{self._where}: metrics must be a sequence of agent.api.Metric")
+        flaw = _flaw(loaded, self.name)
+        if flaw:
+            raise PluginError(f"{self._where}: {flaw}")
         return loaded
 
     @property
@@ -68,18 +68,34 @@ class Plugin:
         return f"collector {self.name} of {self.distribution} ({self.entry.value})"
 
 
+def _flaw(loaded: type[Collector], name: str) -> str:  # noqa: PLR0911 - a list of checks, each with its answer
+    """Say which class attribute the agent cannot work with; empty when there is none."""
+    metrics = getattr(loaded, "metrics", None)
+    if not isinstance(loaded.api, int) or loaded.api > API_VERSION:
+        return f"needs plug-in API {loaded.api!r}, this agent has {API_VERSION}: upgrade it"
+    if getattr(loaded, "name", None) != name:
+        return f"the class calls itself {getattr(loaded, 'name', None)!r}; both names must be the same"
+    if not (isinstance(metrics, (tuple, list)) and all(isinstance(metric, Metric) for metric in metrics)):
+        return "metrics must be a sequence of agent.api.Metric"
+    if not isinstance(loaded.lane, Lane):
+        return f"lane must be an agent.api.Lane, not {loaded.lane!r}"
+    if not (isinstance(loaded.timeout, (int, float)) and isinstance(loaded.interval, (int, float, type(None)))):
+        return "interval and timeout must be an agent.api.Duration"
+    if not is_dataclass(loaded.Options):
+        return "Options must be a dataclass"
+    return ""
+
+
 def installed(found: Iterable[Distribution] | None = None) -> dict[str, Plugin]:
     """Return every installed collector by name. Raises RegistryError when two distributions bring the same name."""
     plugins: dict[str, Plugin] = {}
     seen: set[str] = set()
     for distribution in distributions() if found is None else found:
-        owner = distribution.metadata["Name"]
+        owner = _name(distribution)
         if owner in seen:  # the first on the path wins, as it does for import
             continue
         seen.add(owner)
-        for entry in distribution.entry_points:
-            if entry.group != GROUP:
-                continue
+        for entry in _entries(distribution, owner):
             other = plugins.get(entry.name)
             if other is not None:
                 raise RegistryError(
@@ -88,6 +104,28 @@ def installed(found: Iterable[Distribution] | None = None) -> dict[str, Plugin]:
                 )
             plugins[entry.name] = Plugin(entry.name, owner, entry)
     return dict(sorted(plugins.items()))
+
+
+def _name(distribution: Distribution) -> str:
+    try:
+        return distribution.metadata["Name"] or ""
+    except Exception:  # noqa: BLE001 - damaged metadata of whatever else is installed must not stop the agent
+        return ""
+
+
+def _entries(distribution: Distribution, owner: str) -> Sequence[EntryPoint]:
+    try:
+        return [entry for entry in distribution.entry_points if entry.group == GROUP]
+    except Exception as error:  # noqa: BLE001 - as above
+        log.warning("the entry points of distribution %s are damaged, ignored: %s", owner, describe(error))
+        return []
+
+
+def _record(distribution: Distribution) -> str:
+    try:
+        return distribution.read_text("RECORD") or ""
+    except Exception:  # noqa: BLE001 - as above
+        return ""
 
 
 def refuse_strangers(path: Sequence[str] | None = None, found: Iterable[Distribution] | None = None) -> None:
@@ -106,10 +144,10 @@ def refuse_strangers(path: Sequence[str] | None = None, found: Iterable[Distribu
                     f"{DISTRIBUTION} needs a virtual environment of its own"
                 )
     for distribution in distributions() if found is None else found:
-        owner = distribution.metadata["Name"]
+        owner = _name(distribution)
         if owner == DISTRIBUTION:
             continue
-        record = "\n" + (distribution.read_text("RECORD") or "")  # searched, not parsed: a fraction of the time
+        record = "\n" + _record(distribution)  # searched, not parsed: a fraction of the time
         taken = [package for package in OUR_PACKAGES if f"\n{package}/" in record]
         if taken:
             raise RegistryError(

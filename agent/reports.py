@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from agent.derive.selfmetrics import SelfMetrics
+from agent.log import one_line
 from agent.registry import PluginError
 
 if TYPE_CHECKING:
@@ -67,13 +68,13 @@ def _metrics_markdown(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = ["# Metrics", "", "Written by `hpcwatch metrics --format markdown`.", ""]
     for owner in sorted({row["collector"] for row in rows}):
         title = "The agent itself" if owner == SelfMetrics.name else f"Collector `{owner}`"
-        lines += [f"## {title}", "", "| metric | type | unit | labels | meaning | source |", "|---|---|---|---|---|---|"]
+        lines += [f"## {title}", "", "| metric | type | unit | labels | meaning | source |", "|---" * 6 + "|"]
         for row in rows:
             if row["collector"] == owner:
                 labels = ", ".join(f"`{label}`" for label in row["labels"])
                 source = f"`{row['source']}`" if row["source"] else ""
                 cells = (f"`{row['name']}`", row["type"], row["unit"], labels, row["help"], source)
-                lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+                lines.append("| " + " | ".join(one_line(cell).replace("|", "\\|") for cell in cells) + " |")
         lines.append("")
     return "\n".join(lines)
 
@@ -98,10 +99,8 @@ def snapshot_json(engine: Engine) -> bytes:
     for snapshot in snapshots.values():
         for series, value in zip(snapshot.series, snapshot.values, strict=True):
             metric = series.metric
-            entry = metrics.setdefault(
-                metric.name,
-                {"name": metric.name, "type": metric.kind.value, "unit": metric.unit, "help": metric.help, "samples": []},
-            )
+            fresh = {"name": metric.name, "type": metric.kind.value, "unit": metric.unit, "help": metric.help}
+            entry = metrics.setdefault(metric.name, {**fresh, "samples": []})
             sample: dict[str, Any] = {"labels": dict(series.labels), "value": value}
             if series.suffix:
                 sample["suffix"] = series.suffix
@@ -115,7 +114,7 @@ def snapshot_json(engine: Engine) -> bytes:
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Align all columns but the last."""
-    lines = [tuple(heads), *(tuple(str(cell) for cell in row) for row in rows)]
+    lines = [tuple(heads), *(tuple(one_line(str(cell)) for cell in row) for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(heads) - 1)]
     return "".join(
         "  ".join([*(cell.ljust(width) for cell, width in zip(line, widths, strict=False)), line[-1]]).rstrip() + "\n"

@@ -1,207 +1,41 @@
-"""Collectors under policy: the wall-clock grid, deadlines, eviction, retry, and logging on change.
+"""When and in which thread collectors run: the wall-clock grid, lanes, deadlines and eviction.
 
-A `Job` is one collector with its state. A `LaneRunner` is a thread that runs jobs when they are due. The supervisor
-(`Scheduler.check`, called from the main thread) evicts a job that overran its deadline: the thread that hangs keeps
-that job alone, and a new thread takes over the other jobs of its lane. When the stuck call returns, its thread goes on
-as that job's own. So a hang costs one thread and one collector, whatever the lane was.
+A `LaneRunner` is a thread that runs its jobs when they are due. The supervisor (`Scheduler.check`, called from the main
+thread) evicts a job that overran its deadline: the thread that hangs keeps that job alone, and a new thread takes over
+the other jobs of its lane. When the stuck call returns, its thread goes on as that job's own. So a hang costs one
+thread and one collector, whatever the lane was.
 """
 
 from __future__ import annotations
 
-import enum
-import logging
 import threading
 from typing import TYPE_CHECKING
 
-from agent.api import Lane, NotPresent
-from agent.snapshot import Batch, EvictedError, describe
+from agent.api import Lane
+from agent.job import RESCAN_S, Job, JobState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from agent.api import Clock, Collector, Event
+    from agent.api import Clock, Event
     from agent.snapshot import Store
 
-RESCAN_S = 60.0
 LONGEST_WAIT_S = 3600.0
 OVERDUE_S = 60.0
 STOP_PATIENCE_S = 1.0
 TOGETHER_S = 0.05  # jobs due this close to each other run in one wake-up
-
-
-class JobState(enum.Enum):
-    """What became of a collector's last run."""
-
-    STARTING = "starting"
-    OK = "ok"
-    ABSENT = "absent"  # the hardware is not here
-    FAILED = "failed"  # raised
-    HUNG = "hung"  # overran its deadline and has not returned
-
-
-class Job:
-    """One collector: when it is due, how long it may take, what became of it.
-
-    `make` builds the collector; it is called again after a failure to open. `required` says that the configuration
-    wants it whether the hardware shows or not.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Collector],
-        *,
-        lane: Lane,
-        interval_s: float,
-        timeout_s: float,
-        required: bool = False,
-    ) -> None:
-        self.name = name
-        self.make = make
-        self.lane = lane
-        self.interval_s = interval_s
-        self.timeout_s = timeout_s
-        self.required = required
-        self.log = logging.getLogger(name)
-        self.state = JobState.STARTING
-        self.reason = ""
-        self.found = ""
-        self.was_present = False
-        self.last_success_at: float | None = None
-        self.duration_s: float | None = None
-        self.points = 0
-        self.runs = 0
-        self.errors = 0
-        self.evictions = 0
-        self.due_s = 0.0  # monotonic
-        self.started_s: float | None = None  # monotonic; None while not running
-        self.batch = Batch()
-        self.runner: LaneRunner | None = None
-        self._collector: Collector | None = None
-        self._opened_s = 0.0
-        self._open = False
-        self._failing: dict[str, str] = {}
-
-    @property
-    def enabled(self) -> bool:
-        """True when it runs, or ran before, or is required: hardware that went missing does not switch it off."""
-        return self.required or self.was_present or self.state in (JobState.OK, JobState.FAILED, JobState.HUNG)
-
-    @property
-    def up(self) -> bool:
-        """True when the last run produced a snapshot. A failed device does not make its collector down."""
-        return self.state is JobState.OK
-
-    def run(self, store: Store, clock: Clock, emit: Callable[[Sequence[Event]], None]) -> None:
-        """Open if need be, collect once, publish. Never raises."""
-        batch = self.batch = Batch()
-        taken_at = clock.wall()
-        self.started_s = clock.monotonic()
-        try:
-            state, reason = self._attempt(batch, clock)
-        finally:
-            duration_s = clock.monotonic() - self.started_s
-            self.started_s = None
-        if state is JobState.OK:
-            snapshot = batch.finish(self.name, taken_at)
-            if not store.put(snapshot, batch):
-                state, reason = JobState.STARTING, "returned after its deadline"
-            else:
-                self.points = len(snapshot.series)
-                self.duration_s, self.last_success_at = duration_s, taken_at
-                self.was_present = True
-        elif batch.evicted:
-            state, reason = JobState.STARTING, "returned after its deadline"
-        if state is not JobState.OK:
-            store.drop(self.name)
-            self.points = 0
-        self.runs += 1
-        self._settle(state, reason, batch)
-        if batch.events and not batch.evicted:
-            emit(batch.events)
-
-    def evict(self, store: Store, after_s: float) -> None:
-        """Give up on the run in progress: its series vanish, and whatever it still brings is refused."""
-        device = f" on {self.batch.device}" if self.batch.device else ""
-        store.evict(self.batch, self.name)
-        self.state, self.reason = JobState.HUNG, f"no answer within {after_s:g} s{device}"
-        self.points = 0
-        self.errors += 1
-        self.evictions += 1
-        self.log.error("collector %s: %s; its series are gone until the call returns", self.name, self.reason)
-
-    def close(self) -> None:
-        """Release the collector, if it is not in the middle of something."""
-        if self._collector is not None and self.started_s is None:
-            self._release()
-
-    def _attempt(self, batch: Batch, clock: Clock) -> tuple[JobState, str]:
-        try:
-            self._ensure_open(clock.monotonic())
-            self._collector.collect(batch)  # type: ignore[union-attr] # made by _ensure_open
-        except NotPresent as absence:
-            self._release()
-            return JobState.ABSENT, str(absence)
-        except EvictedError:
-            return JobState.STARTING, ""
-        except BaseException as error:  # noqa: BLE001 - a plug-in may even call sys.exit; it costs itself, not the lane
-            self._open = False
-            self.log.debug("collector %s failed", self.name, exc_info=error)
-            return JobState.FAILED, describe(error)
-        return JobState.OK, ""
-
-    def _ensure_open(self, now_s: float) -> None:
-        if self._collector is None:
-            self._collector = self.make()
-        if not self._open or now_s - self._opened_s >= RESCAN_S - TOGETHER_S:
-            self._open = False
-            self._collector.open()
-            self._open, self._opened_s = True, now_s
-            self.found = self._collector.found()
-
-    def _release(self) -> None:
-        collector, self._collector, self._open = self._collector, None, False
-        try:
-            if collector is not None:
-                collector.close()
-        except Exception as error:  # noqa: BLE001 - closing is a courtesy; the collector is gone either way
-            self.log.warning("collector %s: close failed: %s", self.name, describe(error))
-
-    def _settle(self, state: JobState, reason: str, batch: Batch) -> None:
-        """Count every failure, log only what changed."""
-        failing = dict(batch.failures)
-        self.errors += len(batch.failures) + (state is JobState.FAILED)
-        for what, text in failing.items():
-            if self._failing.get(what) != text:
-                self.log.warning("%s: %s: %s", self.name, what, text)
-        for what in self._failing.keys() - failing.keys():
-            self.log.info("%s: %s: no longer failing", self.name, what)
-        self._failing = failing
-        if (state, reason) != (self.state, self.reason):
-            self._log_state(state, reason)
-        self.state, self.reason = state, reason
-
-    def _log_state(self, state: JobState, reason: str) -> None:
-        if state is JobState.FAILED:
-            self.log.error("collector %s failed: %s; tried again in %g s", self.name, reason, self.interval_s)
-        elif state is JobState.ABSENT:
-            level = logging.WARNING if self.enabled else logging.INFO
-            self.log.log(level, "collector %s: not present: %s; looked for again every minute", self.name, reason)
-        elif state is JobState.OK:
-            found = f": {self.found}" if self.found else ""
-            self.log.info("collector %s: running every %g s%s", self.name, self.interval_s, found)
+SLEW = 0.001  # of an interval: how far wall and monotonic time may drift apart in it (adjtime allows half of that)
 
 
 class LaneRunner:
-    """A thread that runs its jobs one after the other whenever they are due."""
+    """A thread that runs its jobs one after the other whenever they are due. It ends when it has none left."""
 
-    def __init__(self, scheduler: Scheduler, jobs: Iterable[Job], name: str) -> None:
-        self.jobs = list(jobs)
+    def __init__(self, scheduler: Scheduler, name: str) -> None:
+        self.jobs: list[Job] = []  # replaced, never changed, and under the scheduler's lock only
         self.name = name
+        self.ended = False
         self.wake = threading.Event()
         self._scheduler = scheduler
-        for job in self.jobs:
-            job.runner = self
         self._thread = threading.Thread(target=self._loop, name=f"lane-{name}", daemon=True)
 
     def start(self) -> None:
@@ -214,25 +48,32 @@ class LaneRunner:
 
     def _loop(self) -> None:
         scheduler, clock = self._scheduler, self._scheduler.clock
-        while self.jobs and not scheduler.stopping:
+        while not scheduler.stopping:
             until_s = clock.monotonic() + TOGETHER_S
             due = [job for job in self.jobs if job.due_s <= until_s]
             for job in due:
-                if job.runner is self and not scheduler.stopping:
-                    job.run(scheduler.store, clock, scheduler.emit)
+                if not scheduler.stopping and job.run(self, scheduler.store, clock, scheduler.emit):
                     job.due_s = scheduler.next_due_s(job)
             if due:
                 scheduler.after_tick()
-            if self.jobs:
-                wait_s = min(job.due_s for job in self.jobs) - clock.monotonic()
-                self.wake.wait(min(max(0.0, wait_s), LONGEST_WAIT_S))
-                self.wake.clear()
+            if not scheduler.release_retired(self):
+                return
+            self._pause()
         for job in self.jobs:
             job.close()
 
+    def _pause(self) -> None:
+        due_s = min((job.due_s for job in self.jobs), default=0.0)
+        self.wake.wait(min(max(0.0, due_s - self._scheduler.clock.monotonic()), LONGEST_WAIT_S))
+        self.wake.clear()
+
 
 class Scheduler:
-    """All jobs, their lanes, and the deadline watch. `after_tick` and `emit` are called in lane threads."""
+    """All jobs, their lanes, and the deadline watch. `after_tick` and `emit` are called in lane threads.
+
+    Of two jobs with one name, as a reload makes them, the second begins when the first has returned and is closed:
+    a device that hangs gets no second reader, and what one collector saves the next one finds.
+    """
 
     def __init__(
         self,
@@ -250,27 +91,54 @@ class Scheduler:
         self.stopping = False
         self.jobs: dict[str, Job] = {}
         self._once = once
+        self._lock = threading.Lock()
         self._runners: list[LaneRunner] = []
+        self._shared: LaneRunner | None = None
+        self._leaving: dict[str, Job] = {}  # removed, not yet closed by their thread
+        self._waiting: dict[str, Job] = {}  # to begin when the one that is leaving has left
 
-    def start(self, jobs: Sequence[Job]) -> None:
+    def start(self, jobs: Iterable[Job]) -> None:
         """Run these jobs at once and from then on along the grid."""
-        self.jobs.update({job.name: job for job in jobs})
-        shared = [job for job in jobs if job.lane is Lane.SHARED]
-        if shared:
-            self._launch(shared, "shared")
-        for job in jobs:
-            if job.lane is not Lane.SHARED:
-                self._launch([job], job.name)
+        with self._lock:
+            ready = []
+            for job in jobs:
+                self.jobs[job.name] = job
+                before = self._leaving.get(job.name)
+                if before is None:
+                    ready.append(job)
+                    continue
+                self._waiting[job.name] = job
+                if before.started_s is not None:
+                    job.state, job.reason = JobState.HUNG, "the call made before the reload has not returned"
+            self._place(ready)
 
     def remove(self, name: str) -> None:
-        """Stop one job: its series vanish, its thread ends when it returns."""
-        job = self.jobs.pop(name)
-        self.store.evict(job.batch, name)
-        runner = job.runner
-        job.runner = None
-        if runner is not None:
-            runner.jobs.remove(job)
-            runner.wake.set()
+        """Stop one job: its series vanish at once; its thread closes it, and ends if it has no other, when it can."""
+        with self._lock:
+            job = self.jobs.pop(name)
+            job.retire(self.store)
+            if self._waiting.pop(name, None) is not None:
+                return
+            self._leaving[name] = job
+            if job.started_s is not None:
+                self._isolate(job)  # nobody watches its deadline any more
+            for runner in self._runners:
+                if job in runner.jobs:
+                    runner.wake.set()
+
+    def release_retired(self, runner: LaneRunner) -> bool:
+        """Close what was removed, let its successors begin. False when the runner has nothing left and must end."""
+        with self._lock:
+            retired = [job for job in runner.jobs if job.retired]
+        for job in retired:
+            job.close()  # may take a while; the lock must not wait for it
+        with self._lock:
+            runner.jobs = [job for job in runner.jobs if job not in retired]
+            for job in retired:
+                self._leaving.pop(job.name, None)
+            self._place([self._waiting.pop(job.name) for job in retired if job.name in self._waiting])
+            runner.ended = not runner.jobs
+        return not runner.ended
 
     @property
     def progressing(self) -> bool:
@@ -283,48 +151,69 @@ class Scheduler:
     def stop(self) -> None:
         """Let every lane end after what it is doing. Waits a moment for them; stuck ones are left behind."""
         self.stopping = True
-        for runner in self._runners:
+        with self._lock:
+            runners = list(self._runners)
+        for runner in runners:
             runner.wake.set()
         patience_s = self.clock.monotonic() + STOP_PATIENCE_S
-        for runner in self._runners:
+        for runner in runners:
             runner.join(max(0.0, patience_s - self.clock.monotonic()))
 
     def next_due_s(self, job: Job) -> float:
         """Return the monotonic time of the job's next point on the wall-clock grid: the same on every node."""
         if self._once:
             return float("inf")
-        interval_s = max(job.interval_s, RESCAN_S) if job.state is JobState.ABSENT else job.interval_s
         if job.batch.evicted:
             return self.clock.monotonic()
-        wall = self.clock.wall()
-        return self.clock.monotonic() + (interval_s - wall % interval_s)
+        interval_s = max(job.interval_s, RESCAN_S) if job.state is JobState.ABSENT else job.interval_s
+        # A run may have come a little early, with its neighbours or by a slewed clock. The point it was meant for,
+        # still ahead then, is not the next one.
+        early_s = max(TOGETHER_S, interval_s * SLEW)
+        return self.clock.monotonic() + early_s + interval_s - (self.clock.wall() + early_s) % interval_s
 
     def check(self) -> float:
         """Evict what overran its deadline; return the monotonic time at which to check again."""
         now_s = self.clock.monotonic()
-        again_s = now_s + RESCAN_S
-        for job in list(self.jobs.values()):
-            started_s = job.started_s
-            if started_s is None:
-                again_s = min(again_s, max(job.due_s, now_s) + job.timeout_s)
-            elif job.state is not JobState.HUNG or not job.batch.evicted:
-                if now_s - started_s >= job.timeout_s:
-                    self._evict(job)
-                else:
-                    again_s = min(again_s, started_s + job.timeout_s)
-        return again_s
+        jobs = list(self.jobs.values())
+        evicted = [job for job in jobs if job.evict(self.store, now_s)]
+        if evicted:
+            with self._lock:
+                for job in evicted:
+                    self._isolate(job)
+            self.after_tick()
+        return min((job.check_at_s(now_s) for job in jobs), default=now_s + RESCAN_S)
 
-    def _evict(self, job: Job) -> None:
-        job.evict(self.store, job.timeout_s)
-        runner = job.runner
-        if runner is not None and len(runner.jobs) > 1:
-            others = [other for other in runner.jobs if other is not job]
-            runner.jobs[:] = [job]
-            self._launch(others, runner.name)
-        self.after_tick()
+    def _isolate(self, busy: Job) -> None:
+        """Leave a thread alone with the job it is busy with; the others of its lane go on in a new one."""
+        old = next((runner for runner in self._runners if busy in runner.jobs), None)
+        if old is None:
+            return
+        if old is self._shared:
+            self._shared = None
+        if len(old.jobs) > 1:
+            new = LaneRunner(self, old.name)
+            new.jobs = [job for job in old.jobs if job is not busy and job.hand_over(new)]
+            old.jobs = [job for job in old.jobs if job not in new.jobs]
+            self._shared = new
+            self._launch(new)
 
-    def _launch(self, jobs: Sequence[Job], name: str) -> None:
-        runner = LaneRunner(self, jobs, name)
-        self._runners = [known for known in self._runners if known.jobs]
+    def _place(self, jobs: Iterable[Job]) -> None:
+        """Find a thread for each job: the one of the SHARED lane, or one of its own."""
+        fresh = []
+        for job in jobs:
+            runner = self._shared if job.lane is Lane.SHARED else None
+            if runner is None or runner.ended:
+                runner = LaneRunner(self, "shared" if job.lane is Lane.SHARED else job.name)
+                fresh.append(runner)
+            if job.lane is Lane.SHARED:
+                self._shared = runner
+            job.hand_over(runner)
+            runner.jobs = [*runner.jobs, job]
+            runner.wake.set()
+        for runner in fresh:
+            self._launch(runner)
+
+    def _launch(self, runner: LaneRunner) -> None:
+        self._runners = [known for known in self._runners if not known.ended]
         self._runners.append(runner)
         runner.start()

@@ -6,14 +6,17 @@ A batch collects (`agent.api.Out`), a snapshot is a batch that was checked, the 
 from __future__ import annotations
 
 import math
+import operator
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.api import Event, Series
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.api import Event, Series, Value
+    from agent.api import Value
 
 POINTS_LIMIT = 20_000  # of one run; a collector that exceeds it is broken, and the page must stay readable
 _PLAIN = {int, float}
@@ -61,16 +64,18 @@ class Batch:
         self.values.extend(values)
 
     def event(self, event: Event) -> None:
-        """Report that something happened."""
+        """Report that something happened. Raises TypeError for what is no event."""
         if self.evicted:
             raise EvictedError
+        if not isinstance(event, Event):
+            raise TypeError(f"expected an agent.api.Event, got {_shown(event)}")
         self.events.append(event)
 
     def failed(self, what: str, error: Exception | str) -> None:
         """Report one device or file that failed."""
         if self.evicted:
             raise EvictedError
-        self.failures.append((what, error if isinstance(error, str) else describe(error)))
+        self.failures.append((str(what), error if isinstance(error, str) else describe(error)))
 
     def working_on(self, device: str) -> None:
         """Name the device that the next reads touch."""
@@ -79,19 +84,22 @@ class Batch:
         self.device = device
 
     def finish(self, source: str, taken_at: float) -> Snapshot:
-        """Check the values and freeze them. What is no finite number becomes absent and a failure."""
-        if set(map(type, self.values)) - _PLAIN or not _all_finite(self.values):
-            self._drop_what_is_no_number()
+        """Check the points and freeze them. What is no finite number becomes absent and a failure. Never raises."""
+        plain = not (set(map(type, self.series)) - {Series} or set(map(type, self.values)) - _PLAIN)
+        if not (plain and _all_finite(self.values)):
+            self._drop_what_is_no_point()
         if len(self.series) > POINTS_LIMIT:
             self.failures.append(("points", f"{len(self.series)} in one run, limit {POINTS_LIMIT}: the rest dropped"))
         return Snapshot(source, taken_at, self.series[:POINTS_LIMIT], self.values[:POINTS_LIMIT])
 
-    def _drop_what_is_no_number(self) -> None:
+    def _drop_what_is_no_point(self) -> None:
         kept: list[tuple[Series, Value]] = []
         for series, value in zip(self.series, self.values, strict=True):
             number = _as_number(value)
-            if number is None:
-                self.failures.append((series.prefix.rstrip(), f"not a finite number: {value!r}"))
+            if not isinstance(series, Series):
+                self.failures.append(("points", f"not a handle from Context.series: {_shown(series)}"))
+            elif number is None:
+                self.failures.append((series.prefix.rstrip(), f"not a finite number: {_shown(value)}"))
             else:
                 kept.append((series, number))
         self.series = [series for series, _ in kept]
@@ -107,13 +115,21 @@ def _all_finite(values: Sequence[Value]) -> bool:
 
 
 def _as_number(value: object) -> Value | None:
-    if isinstance(value, int):  # bool included: True is 1
-        return int(value)
     try:
         number = float(value)  # type: ignore[arg-type] # numpy scalars, Decimal, whatever a plug-in found
-    except (TypeError, ValueError, OverflowError):
+        if not math.isfinite(number):
+            return None
+        # Integers stay exact, numpy's too; bool included: True is 1. Beyond float's range no scraper could read them.
+        return int(operator.index(value)) if hasattr(value, "__index__") else number
+    except Exception:  # noqa: BLE001 - a foreign object's conversion may raise anything
         return None
-    return number if math.isfinite(number) else None
+
+
+def _shown(value: object) -> str:
+    try:
+        return repr(value)[:60]
+    except Exception:  # noqa: BLE001 - a foreign object, or an integer of more digits than Python writes
+        return f"a {type(value).__name__}"
 
 
 def describe(error: BaseException) -> str:
@@ -121,7 +137,11 @@ def describe(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror}"
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a foreign error; its type must do
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 class Store:

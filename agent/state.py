@@ -59,10 +59,10 @@ class FileState:
         try:
             with self._path.open("rb") as file:
                 raw = file.read(LARGEST_BYTES + 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):  # nothing there; whether something can be is told by save
             return {}
         except OSError as error:
-            log.warning("cannot read state %s: %s; starting without it", self._path, describe(error))
+            self._directory.failed(error)
             return {}
         try:
             document = json.loads(raw)

@@ -14,19 +14,30 @@ def collector_rows(engine: Engine, *, with_reason: bool = True) -> list[dict[str
     rows = []
     for name, (spec, job) in engine.collectors.items():
         age = "" if job.last_success_at is None else f"{max(0.0, now - job.last_success_at):.0f} s"
-        rows.append({
-            "name": name,
-            "state": job.state.value,
-            "enabled": job.enabled,
-            "needs": spec.collector.needs,
-            "found": job.found if job.up else "",
-            "reason": job.reason if with_reason else "",
-            "series": job.points,
-            "errors": job.errors,
-            "age": age,
-        })
+        rows.append(
+            {
+                "name": name,
+                "state": job.state.value,
+                "enabled": job.enabled,
+                "needs": spec.collector.needs,
+                "found": job.found if job.up else "",
+                "reason": job.reason if with_reason else "",
+                "series": job.points,
+                "errors": job.errors,
+                "age": age,
+            }
+        )
     rows += [{**_OFF, "name": name} for name in engine.disabled]
     return sorted(rows, key=lambda row: str(row["name"]))
 
 
-_OFF = {"state": "off", "enabled": False, "needs": "", "found": "", "reason": "", "series": 0, "errors": 0, "age": ""}
+_OFF: dict[str, Any] = {
+    "state": "off",
+    "enabled": False,
+    "needs": "",
+    "found": "",
+    "reason": "",
+    "series": 0,
+    "errors": 0,
+    "age": "",
+}

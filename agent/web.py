@@ -78,19 +78,22 @@ class WebApp:
         return Response(HTTPStatus.SERVICE_UNAVAILABLE, b"first collection not finished\n")
 
     def _status(self, request: Request) -> Response:
-        return _json({
-            "node": socket.gethostname(),
-            "version": __version__,
-            "collectors": collector_rows(self._engine, with_reason=request.trusted),
-            "outputs": [{"name": "prometheus", "state": "ok"}],
-        })
+        return _json(
+            {
+                "node": socket.gethostname(),
+                "version": __version__,
+                "collectors": collector_rows(self._engine, with_reason=request.trusted),
+                "outputs": [{"name": "prometheus", "state": "ok"}],
+            }
+        )
 
     def _events(self, request: Request) -> Response:
         try:
             since, around = _number(request, "since"), _number(request, "around")
-            limit = min(_number(request, "limit") or EVENTS_DEFAULT, EVENTS_MOST)
+            wanted = _number(request, "limit")
         except ValueError as error:
             return Response(HTTPStatus.BAD_REQUEST, f"{error}\n".encode())
+        limit = EVENTS_DEFAULT if wanted is None else min(wanted, EVENTS_MOST)
         ring = self._engine.ring
         if around is not None:
             found = ring.around(around, limit)
@@ -123,12 +126,12 @@ def prefers_openmetrics(accept: str) -> bool:
 
 def accepts_gzip(accept_encoding: str) -> bool:
     """Say whether a client takes gzip, by its Accept-Encoding header."""
+    given: dict[str, float] = {}
     for part in accept_encoding.lower().split(","):
         coding, *parameters = (piece.strip() for piece in part.split(";"))
-        if coding in ("gzip", "*"):
-            weights = [p[2:] for p in parameters if p.startswith("q=")]
-            return _weight(weights[0] if weights else "1") > 0
-    return False
+        weights = [p[2:] for p in parameters if p.startswith("q=")]
+        given[coding] = _weight(weights[0] if weights else "1")
+    return given.get("gzip", given.get("*", 0.0)) > 0
 
 
 def _weight(text: str) -> float:
@@ -168,7 +171,8 @@ td.ok {{ color: light-dark(#186a2d, #6fdc8c) }} td.failed, td.hung {{ color: lig
 <h1>{node}</h1>
 <p>hpcwatch {version} · <a href="/metrics">metrics</a> · <a href="/api/v1/status">status</a> ·
 <a href="/api/v1/events">events</a></p>
-<div class="wide"><table><thead><tr><th>Collector</th><th>State</th><th>Series</th><th>Age</th><th>Found</th></tr></thead>
+<div class="wide"><table>
+<thead><tr><th>Collector</th><th>State</th><th>Series</th><th>Age</th><th>Found</th></tr></thead>
 <tbody>
 {rows}</tbody></table></div>
 </body></html>

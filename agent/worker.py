@@ -2,13 +2,14 @@
 
 `Remote` stands in for the collector in the agent. It asks the child for one run at a time and waits no longer than the
 deadline. A child that hangs is killed and replaced at once by one that avoids the device it hung on; a child that
-cannot even be killed (a driver holds it) is abandoned, and while two such exist no more are started.
+cannot even be killed (a driver holds it) is abandoned, and while two such of one collector exist no more are started.
 
 Frames on the two pipes are marshal data behind a four-byte length: both ends are the same interpreter.
 """
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import pickle
@@ -34,13 +35,21 @@ ABANDONED_LIMIT = 2
 KILL_PATIENCE_S = 0.5
 AVOID_FIRST_S = 30.0
 AVOID_LAST_S = 900.0
+FORGIVEN_AFTER_S = 3600.0  # a device without a hang for this long counts as healthy again
+KNOWN_SLACK = 1000  # series that the child may remember beyond twice those it shows
 FRAME_LIMIT = 64 << 20
 _HEAD = struct.Struct("<I")
 _BOOT = "import sys; sys.path[:] = {path!r}; from agent.worker import serve; serve()"
+# By collector, because a reload makes a new Remote but the processes that cannot be killed are still there.
+_abandoned: dict[str, list[subprocess.Popen[bytes]]] = {}
 
 
 class WorkerError(Exception):
-    """The child died, or could not be started. Says how."""
+    """The child died, hung, or could not be started. Says how."""
+
+
+class CollectorError(Exception):
+    """The collector in the child raised; the child itself is well. The text says type and message."""
 
 
 @dataclass(frozen=True)
@@ -57,26 +66,24 @@ class _Child:
     """One child process and its pipes."""
 
     def __init__(self, assignment: Assignment, avoid: frozenset[str]) -> None:
+        order = pickle.dumps((assignment, avoid))  # first, because it may fail
         command = [sys.executable, "-c", _BOOT.format(path=sys.path)]
         self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
         )
         self._stdin = cast("IO[bytes]", self.process.stdin)
         self._stdout = cast("IO[bytes]", self.process.stdout)
-        self._buffer = b""
+        self._buffer = bytearray()
         self.series: list[Series] = []
         self._poll = select.poll()
         self._poll.register(self._stdout, select.POLLIN)
         os.set_blocking(self._stdout.fileno(), False)
-        self.send(pickle.dumps((assignment, avoid)))
+        self.send(order)
 
     def send(self, message: object) -> None:
         """Send one frame. A dead child shows when its answer is read."""
-        data = marshal.dumps(message)
-        try:
-            self._stdin.write(_HEAD.pack(len(data)) + data)
-        except BrokenPipeError:
-            pass
+        with contextlib.suppress(BrokenPipeError):
+            self._stdin.write(_encode(message))
 
     def receive(self, deadline_s: float, monotonic: Callable[[], float]) -> tuple[Any, ...] | None:
         """Return the next frame; None when the deadline passed. Raises WorkerError when the child is gone."""
@@ -88,7 +95,7 @@ class _Child:
                 continue
             data = os.read(self._stdout.fileno(), 1 << 20)
             if not data:
-                raise WorkerError(f"its process ended: {_exit_text(self.process.wait())}")
+                raise WorkerError(f"its process ended: {self._exit_text()}")
             self._buffer += data
         return frame
 
@@ -101,8 +108,8 @@ class _Child:
         end = _HEAD.size + length
         if len(self._buffer) < end:
             return None
-        frame = marshal.loads(self._buffer[_HEAD.size : end])  # noqa: S302 - from our own child
-        self._buffer = self._buffer[end:]
+        frame = marshal.loads(bytes(self._buffer[_HEAD.size : end]))  # noqa: S302 - from our own child
+        del self._buffer[:end]
         return cast("tuple[Any, ...]", frame)
 
     def kill(self) -> bool:
@@ -116,11 +123,14 @@ class _Child:
             return False
         return True
 
-
-def _exit_text(status: int) -> str:
-    if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return f"exit status {status}"
+    def _exit_text(self) -> str:
+        try:
+            status = self.process.wait(KILL_PATIENCE_S)
+        except subprocess.TimeoutExpired:  # stuck on its way out
+            return "it closed its output"
+        if status < 0:
+            return f"killed by signal {-status} ({signal.strsignal(-status)})"
+        return f"exit status {status}"
 
 
 @dataclass
@@ -141,7 +151,6 @@ class Remote(Collector):
         self._assignment = assignment
         self._metrics = {metric.name: metric for metric in assignment.collector.metrics}
         self._child: _Child | None = None
-        self._abandoned: list[_Child] = []
         self._hangs: dict[str, _Hang] = {}
         self._avoiding: frozenset[str] = frozenset()
         self._found = ""
@@ -162,25 +171,26 @@ class Remote(Collector):
             child.send(("run", self._rescan))
             try:
                 frame, device = self._await(child, out)
-            except WorkerError:
-                self._child = None
-                self._rescan = True
-                child.kill()
+                if frame is not None:
+                    self._rescan = False
+                    self._replay(child, frame, out)
+                    return
+            except (NotPresent, CollectorError):
                 raise
-            if frame is not None:
-                self._rescan = False
-                self._replay(child, frame, out)
-                return
-            self._replace_hung(device)
+            except BaseException:
+                self.close()  # an answer that was not taken whole must not be taken for the next one's
+                raise
+            self.close()
+            self._blame(device)
             out.failed(device or "worker", f"no answer within {self.ctx.timeout_s:g} s, process replaced")
             if not device or attempt == 2:  # noqa: PLR2004 - the second and last
                 raise WorkerError(f"no answer within {self.ctx.timeout_s:g} s" + (f" on {device}" if device else ""))
 
     def close(self) -> None:
-        """End the child."""
-        if self._child is not None:
-            self._child.kill()
-            self._child = None
+        """End the child. One that cannot be killed is remembered as abandoned."""
+        child, self._child, self._rescan = self._child, None, True
+        if child is not None and not child.kill():
+            _abandoned.setdefault(self._assignment.collector.name, []).append(child.process)
 
     def _running_child(self) -> _Child:
         now_s = self.ctx.clock.monotonic()
@@ -188,12 +198,16 @@ class Remote(Collector):
         if self._child is not None and avoid != self._avoiding:
             self.close()  # time to try a device again that an earlier child hung on
         if self._child is None:
-            self._abandoned = [child for child in self._abandoned if child.process.poll() is None]
-            if len(self._abandoned) >= ABANDONED_LIMIT:
-                pids = ", ".join(str(child.process.pid) for child in self._abandoned)
-                raise WorkerError(f"processes {pids} hang in the kernel and cannot be killed; no more are started")
-            self._child, self._avoiding, self._rescan = _Child(self._assignment, avoid), avoid, True
+            self._refuse_too_many()
+            self._child, self._avoiding = _Child(self._assignment, avoid), avoid
         return self._child
+
+    def _refuse_too_many(self) -> None:
+        name = self._assignment.collector.name
+        stuck = _abandoned[name] = [process for process in _abandoned.get(name, ()) if process.poll() is None]
+        if len(stuck) >= ABANDONED_LIMIT:
+            pids = ", ".join(str(process.pid) for process in stuck)
+            raise WorkerError(f"processes {pids} hang in the kernel and cannot be killed; no more are started")
 
     def _await(self, child: _Child, out: Out) -> tuple[tuple[Any, ...] | None, str]:
         """Return the frame that ends the run, None at the deadline; and the device last worked on."""
@@ -206,23 +220,22 @@ class Remote(Collector):
             out.working_on(device)
         return None, device
 
-    def _replace_hung(self, device: str) -> None:
-        child, self._child = self._child, None
-        if child is not None and not child.kill():
-            self._abandoned.append(child)
-        if device:
-            count = self._hangs[device].count + 1 if device in self._hangs else 1
-            wait_s = min(AVOID_FIRST_S * 2 ** (count - 1), AVOID_LAST_S)
-            self._hangs[device] = _Hang(self.ctx.clock.monotonic() + wait_s, count)
+    def _blame(self, device: str) -> None:
+        if not device:
+            return
+        now_s = self.ctx.clock.monotonic()
+        before = self._hangs.get(device)
+        count = 1 if before is None or now_s - before.until_s >= FORGIVEN_AFTER_S else before.count + 1
+        self._hangs[device] = _Hang(now_s + min(AVOID_FIRST_S * 2 ** (count - 1), AVOID_LAST_S), count)
 
     def _replay(self, child: _Child, frame: tuple[Any, ...], out: Out) -> None:
         kind, *rest = frame
         if kind == "absent":
             raise NotPresent(rest[0])
         if kind == "failed":
-            raise WorkerError(rest[0])
-        new, ids, values, failures, events, self._found = rest
-        child.series += [self._series(definition) for definition in new]
+            raise CollectorError(rest[0])
+        known, new, ids, values, failures, events, self._found = rest
+        child.series[known:] = [self._series(definition) for definition in new]
         out.extend([child.series[i] for i in ids], values)
         for what, text in failures:
             out.failed(what, text)
@@ -255,44 +268,55 @@ class _Server:
     def __init__(self, requests: IO[bytes], answers: IO[bytes]) -> None:
         self._requests = requests
         self._answers = answers
+        self._collector: Collector | None = None
+        self._opened = False
         self._known: dict[Series, int] = {}
 
     def run(self) -> None:
-        assignment, avoid = pickle.loads(self._receive())  # noqa: S301 - from our own parent
-        assignment.log_setup()
-        context = NodeContext(**assignment.context, avoid=avoid)
-        collector = assignment.collector(assignment.options, context)
-        opened = False
+        order = self._receive()
         while (request := self._receive()) is not None:
-            rescan = request[1] or not opened
-            opened = self._answer(collector, rescan=rescan)
+            try:
+                answer = _encode(self._collect(order, rescan=request[1]))
+            except NotPresent as absence:
+                answer = self._forget(("absent", str(absence)))
+            except BaseException as error:  # noqa: BLE001 - told to the parent, which counts and logs it
+                answer = self._forget(("failed", describe(error)))
+            self._send(answer)
 
-    def _answer(self, collector: Collector, *, rescan: bool) -> bool:
-        out = _ChildOut(self._send)
-        try:
-            if rescan:
-                collector.open()
-            collector.collect(out)
-        except NotPresent as absence:
-            self._send(("absent", str(absence)))
-            return False
-        except Exception as error:  # noqa: BLE001 - told to the parent, which counts and logs it
-            self._send(("failed", describe(error)))
-            return False
+    def _forget(self, message: tuple[Any, ...]) -> bytes:
+        """Make the answer of a run that ended badly: open again, and define every series again."""
+        self._opened = False
+        self._known.clear()
+        return _encode(message)
+
+    def _collect(self, order: bytes, *, rescan: bool) -> tuple[Any, ...]:
+        if self._collector is None:
+            assignment, avoid = pickle.loads(order)  # noqa: S301 - from our own parent
+            assignment.log_setup()
+            self._collector = assignment.collector(assignment.options, NodeContext(**assignment.context, avoid=avoid))
+        collector = self._collector
+        out = _ChildOut(lambda message: self._send(_encode(message)))
+        if rescan or not self._opened:
+            self._opened = False
+            collector.open()
+            self._opened = True
+        collector.collect(out)
         snapshot = out.finish(collector.name, 0.0)
-        new = [series for series in snapshot.series if series not in self._known]
-        for series in new:
-            self._known.setdefault(series, len(self._known))
-        self._send((
+        if len(self._known) > 2 * len(snapshot.series) + KNOWN_SLACK:
+            self._known.clear()  # most of them are gone; both sides forget them
+        known = len(self._known)
+        new = [series for series in dict.fromkeys(snapshot.series) if series not in self._known]
+        self._known.update({series: known + index for index, series in enumerate(new)})
+        return (
             "points",
-            [_definition(series) for series in dict.fromkeys(new)],
+            known,
+            [_definition(series) for series in new],
             [self._known[series] for series in snapshot.series],
             list(snapshot.values),
-            out.failures,
+            [(str(what), text) for what, text in out.failures],
             [_flat(event) for event in out.events],
-            collector.found(),
-        ))
-        return True
+            str(collector.found()),
+        )
 
     def _receive(self) -> Any:
         head = _read_exactly(self._requests, _HEAD.size)
@@ -301,10 +325,15 @@ class _Server:
         body = _read_exactly(self._requests, _HEAD.unpack(head)[0])
         return None if body is None else marshal.loads(body)  # noqa: S302 - from our own parent
 
-    def _send(self, message: tuple[Any, ...]) -> None:
-        data = marshal.dumps(message)
-        self._answers.write(_HEAD.pack(len(data)) + data)
+    def _send(self, frame: bytes) -> None:
+        self._answers.write(frame)
         self._answers.flush()
+
+
+def _encode(message: object) -> bytes:
+    """Make a frame. Raises ValueError for what is no plain data."""
+    data = marshal.dumps(message)  # type: ignore[arg-type] # what it refuses raises
+    return _HEAD.pack(len(data)) + data
 
 
 def _definition(series: Series) -> tuple[Any, ...]:
@@ -337,12 +366,13 @@ def _end_with_parent(requests: IO[bytes]) -> None:
 
 def serve() -> None:
     """Run the child: requests on standard input, answers on what was standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is the parent's to handle
+    # Both are the parent's to handle; a service manager sends SIGTERM to the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor one that reads
     threading.Thread(target=_end_with_parent, args=(requests,), daemon=True).start()
-    try:
+    with contextlib.suppress(BrokenPipeError):
         _Server(requests, answers).run()
-    except BrokenPipeError:
-        pass

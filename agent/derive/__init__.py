@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from agent.api import Metric, Out
     from agent.events import Recorded
-    from agent.schedule import Job
+    from agent.job import Job
     from agent.snapshot import Snapshot
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from agent.api import Context, Out, Series
     from agent.derive import View
-    from agent.schedule import Job
+    from agent.job import Job
 
 BY_COLLECTOR = ("collector",)
 
@@ -121,10 +121,22 @@ class Health(Protocol):
 
     reload_ok: bool
     reload_at: float
-    disabled: Sequence[str]
-    state_writable: bool
-    events_total: int
-    refused_series: int
+
+    @property
+    def disabled(self) -> Sequence[str]:
+        """Names of the collectors that are installed but off."""
+
+    @property
+    def state_writable(self) -> bool:
+        """Whether what should survive a restart can be kept."""
+
+    @property
+    def events_total(self) -> int:
+        """Events recorded since the start."""
+
+    @property
+    def refused_series(self) -> int:
+        """Series left off the page."""
 
 
 class SelfMetrics:

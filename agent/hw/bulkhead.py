@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -55,6 +56,8 @@ class _Task(Generic[T]):
             self.outcome = self.call()
         except Exception as error:  # noqa: BLE001 - handed to the caller as this device's outcome
             self.outcome = error
+        except BaseException as error:  # noqa: BLE001 - sys.exit in a library must not look like a hang
+            self.outcome = RuntimeError(f"{type(error).__name__}: {error}")
         self.done.set()
 
 
@@ -117,8 +120,9 @@ class Bulkhead(Generic[T]):
                 own.append(_Task(device, call))
         waiting = [self._start_alone(task) for task in own]
         waiting += self._run_shared(shared)
+        deadline_s = time.monotonic() + self._limit_s  # one for all: they run side by side
         for task in waiting:
-            task.done.wait(self._limit_s)
+            task.done.wait(max(0.0, deadline_s - time.monotonic()))
         for task in own + shared:
             outcomes[task.device] = self._judge(task)
         return {device: outcomes[device] for device in calls}
@@ -156,8 +160,7 @@ class Bulkhead(Generic[T]):
             count = 1 if before is None else before.count + 1
             self._stalls[task.device] = _Stall(task.done, count, self._monotonic())
             return Stalled(f"no answer within {self._limit_s:g} s")
-        outcome = task.outcome
-        return outcome  # type: ignore[return-value] # set by whoever set `done`
+        return task.outcome  # type: ignore[return-value] # set by whoever set `done`
 
     def _held_back(self, device: str, stall: _Stall) -> str | None:
         """Say why this device must not be read now; None when it may be."""

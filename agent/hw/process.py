@@ -37,6 +37,6 @@ class OwnProcess:
     def open_descriptors() -> int | None:
         """Open file descriptors; None where /proc does not tell."""
         try:
-            return len(os.listdir("/proc/self/fd")) - 1  # noqa: PTH208 - names only; one is the listing's own
+            return len(os.listdir("/proc/self/fd")) - 1  # one is the listing's own
         except OSError:
             return None

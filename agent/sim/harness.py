@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,12 +31,13 @@ class MemoryState:
     content: dict[str, Any] = field(default_factory=dict)
 
     def load(self) -> dict[str, Any]:
-        """Return what was saved last."""
-        return dict(self.content)
+        """Return what was saved last, as JSON brings it back: tuples as lists, keys as text."""
+        loaded: dict[str, Any] = json.loads(json.dumps(self.content))
+        return loaded
 
     def save(self, content: Mapping[str, Any]) -> None:
-        """Replace what is kept."""
-        self.content = dict(content)
+        """Replace what is kept. Raises TypeError for what the agent could not keep: JSON types only."""
+        self.content = json.loads(json.dumps(content))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,231 @@
+"""One collector under policy: opened, run, published or evicted; failures counted always and logged on change."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from agent.api import Lane, NotPresent
+from agent.snapshot import Batch, describe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from agent.api import Clock, Collector, Event
+    from agent.snapshot import Snapshot, Store
+
+RESCAN_S = 60.0
+RESCAN_EARLY_S = 0.05  # a tick may come this much before its time, and must not put the rescan off to the next one
+
+
+class JobState(enum.Enum):
+    """What became of a collector's last run."""
+
+    STARTING = "starting"
+    OK = "ok"
+    ABSENT = "absent"  # the hardware is not here
+    FAILED = "failed"  # raised
+    HUNG = "hung"  # overran its deadline, and no run since then has ended
+
+
+class Job:
+    """One collector: when it is due, how long it may take, what became of it.
+
+    `make` builds the collector; it is called again after the hardware was absent. `required` says that the
+    configuration wants it whether the hardware shows or not. `lane_thread` is whoever may call `run` now.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Collector],
+        *,
+        lane: Lane,
+        interval_s: float,
+        timeout_s: float,
+        required: bool = False,
+    ) -> None:
+        self.name = name
+        self.make = make
+        self.lane = lane
+        self.interval_s = interval_s
+        self.timeout_s = timeout_s
+        self.required = required
+        self.log = logging.getLogger(name)
+        self.state = JobState.STARTING
+        self.reason = ""
+        self.found = ""
+        self.was_present = False
+        self.last_success_at: float | None = None
+        self.duration_s: float | None = None
+        self.points = 0
+        self.runs = 0
+        self.errors = 0
+        self.evictions = 0
+        self.due_s = 0.0  # monotonic
+        self.started_s: float | None = None  # monotonic; None while not running
+        self.batch = Batch()
+        self.lane_thread: object = None
+        self.retired = False
+        self._lock = threading.Lock()  # a run begins, ends, is evicted or changes threads: one at a time
+        self._collector: Collector | None = None
+        self._opened_s = 0.0
+        self._open = False
+        self._failing: dict[str, str] = {}
+
+    @property
+    def enabled(self) -> bool:
+        """True when it runs, or ran before, or is required: hardware that went missing does not switch it off."""
+        return self.required or self.was_present or self.state in (JobState.OK, JobState.FAILED, JobState.HUNG)
+
+    @property
+    def up(self) -> bool:
+        """True when the last run produced a snapshot. A failed device does not make its collector down."""
+        return self.state is JobState.OK
+
+    def check_at_s(self, now_s: float) -> float:
+        """Return the monotonic time at which its deadline must be looked at."""
+        started_s = self.started_s
+        if started_s is None:
+            return max(self.due_s, now_s) + self.timeout_s
+        if self.batch.evicted:
+            return now_s + self.timeout_s  # it may come back at any time, and get stuck again
+        return started_s + self.timeout_s
+
+    def run(self, lane_thread: object, store: Store, clock: Clock, emit: Callable[[Sequence[Event]], None]) -> bool:
+        """Open if need be, collect once, publish. Never raises. False when this thread may not run it (any more)."""
+        batch = Batch()
+        with self._lock:
+            if self.retired or self.lane_thread is not lane_thread:
+                return False
+            self.batch, self.started_s = batch, clock.monotonic()
+        taken_at = clock.wall()
+        state, reason, snapshot = self._attempt(batch, taken_at, self.started_s)
+        duration_s = clock.monotonic() - self.started_s
+        with self._lock:
+            self.started_s = None  # from here on it cannot be evicted
+            self.runs += 1
+            if snapshot is not None:
+                store.put(snapshot, batch)
+            elif not batch.evicted:
+                store.drop(self.name)
+        if batch.evicted:
+            return True
+        if snapshot is not None:
+            self.points = len(snapshot.series)
+            self.duration_s, self.last_success_at = duration_s, taken_at
+            self.was_present = True
+        else:
+            self.points = 0
+        self._emit(batch, emit)
+        self._settle(state, reason, batch)
+        return True
+
+    def evict(self, store: Store, now_s: float) -> bool:
+        """Give up on a run past its deadline: its series vanish, and whatever it still brings is refused.
+
+        False when there is nothing to give up.
+        """
+        with self._lock:
+            if self.started_s is None or self.batch.evicted or now_s - self.started_s < self.timeout_s:
+                return False
+            store.evict(self.batch, self.name)
+            device = f" on {self.batch.device}" if self.batch.device else ""
+            before = (self.state, self.reason)
+            self.state, self.reason = JobState.HUNG, f"no answer within {self.timeout_s:g} s{device}"
+            self.points = 0
+            self.errors += 1
+            self.evictions += 1
+        if before != (self.state, self.reason):
+            self.log.error("collector %s: %s; its series are gone until the call returns", self.name, self.reason)
+        return True
+
+    def retire(self, store: Store) -> None:
+        """Take it out of service: its series vanish, a run in progress is refused, and it never runs again."""
+        with self._lock:
+            self.retired = True
+            store.evict(self.batch, self.name)
+
+    def hand_over(self, lane_thread: object) -> bool:
+        """Let another thread run it from now on. False while the present one is running it."""
+        with self._lock:
+            if self.started_s is not None:
+                return False
+            self.lane_thread = lane_thread
+            return True
+
+    def close(self) -> None:
+        """Release the collector. For the thread that runs it only."""
+        collector, self._collector, self._open = self._collector, None, False
+        try:
+            if collector is not None:
+                collector.close()
+        except BaseException as error:  # noqa: BLE001 - closing is a courtesy; the collector is gone either way
+            self.log.warning("collector %s: close failed: %s", self.name, _told(error))
+
+    def _attempt(self, batch: Batch, taken_at: float, now_s: float) -> tuple[JobState, str, Snapshot | None]:
+        try:
+            collector, fresh = self._ensure_open(now_s)
+            collector.collect(batch)
+            if fresh:  # after the run: a collector in a child process knows only then what it found
+                self.found = str(collector.found())
+            return JobState.OK, "", batch.finish(self.name, taken_at)
+        except NotPresent as absence:
+            self.close()
+            return JobState.ABSENT, _told(absence), None
+        except BaseException as error:  # a plug-in may even call sys.exit; it costs itself, not the lane
+            self._open = False
+            self.log.debug("collector %s failed", self.name, exc_info=error)
+            return JobState.FAILED, _told(error), None
+
+    def _ensure_open(self, now_s: float) -> tuple[Collector, bool]:
+        """Return the collector, and whether it was opened just now."""
+        if self._collector is None:
+            self._collector = self.make()
+        if self._open and now_s - self._opened_s < RESCAN_S - RESCAN_EARLY_S:
+            return self._collector, False
+        self._open = False
+        self._collector.open()
+        self._open, self._opened_s = True, now_s
+        return self._collector, True
+
+    def _emit(self, batch: Batch, emit: Callable[[Sequence[Event]], None]) -> None:
+        for event in batch.events:
+            try:
+                emit([event])
+            except Exception as error:  # noqa: BLE001 - a malformed event costs itself
+                batch.failures.append(("event", f"cannot be recorded: {_told(error)}"))
+
+    def _settle(self, state: JobState, reason: str, batch: Batch) -> None:
+        """Count every failure, log only what changed."""
+        failing = {str(what): text for what, text in batch.failures}
+        self.errors += len(batch.failures) + (state is JobState.FAILED)
+        for what, text in failing.items():
+            if self._failing.get(what) != text:
+                self.log.warning("%s: %s: %s", self.name, what, text)
+        for what in self._failing.keys() - failing.keys():
+            self.log.info("%s: %s: no longer failing", self.name, what)
+        self._failing = failing
+        if (state, reason) != (self.state, self.reason):
+            self._log_state(state, reason)
+        self.state, self.reason = state, reason
+
+    def _log_state(self, state: JobState, reason: str) -> None:
+        if state is JobState.FAILED:
+            self.log.error("collector %s failed: %s; tried again in %g s", self.name, reason, self.interval_s)
+        elif state is JobState.ABSENT:
+            level = logging.WARNING if self.enabled else logging.INFO
+            self.log.log(level, "collector %s: not present: %s; looked for again every minute", self.name, reason)
+        elif state is JobState.OK:
+            found = f": {self.found}" if self.found else ""
+            self.log.info("collector %s: running every %g s%s", self.name, self.interval_s, found)
+
+
+def _told(error: BaseException) -> str:
+    """Say what came back, whatever a foreign exception's own text does."""
+    try:
+        return str(error) if isinstance(error, NotPresent) else describe(error)
+    except Exception:  # noqa: BLE001 - as above
+        return type(error).__name__

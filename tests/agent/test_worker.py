@@ -1,0 +1,498 @@
+"""Claims about collectors in a process of their own: what comes over, what a hang or crash costs (agent.worker)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent import log, worker
+from agent.api import Event, NotPresent, Severity
+from agent.context import NodeContext
+from agent.snapshot import Batch, EvictedError
+from agent.worker import AVOID_FIRST_S, AVOID_LAST_S, FORGIVEN_AFTER_S, Assignment, CollectorError, Remote, WorkerError
+from tests.agent.kit import DEVICE, ROOT, Devices, FolderOptions, answers, context, gone, hangs, state_of, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from agent.api import Collector
+
+PATIENT_S = 20.0  # where nothing hangs, a busy machine must not make it look so
+HASTY_S = 1.0
+
+
+class TravellingClock:
+    """Real time, moved forward on request; both ends of the pipe have it."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def wall(self) -> float:
+        return time.time() + self.ahead_s
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+class Lane:
+    """A collector in a child process, and the folder with its devices."""
+
+    def __init__(self, tmp_path: Path, timeout_s: float, collector: type[Collector] = Devices) -> None:
+        self.folder = tmp_path / "devices"
+        self.folder.mkdir()
+        self.clock = TravellingClock()
+        ctx: dict[str, Any] = {**vars(context(tmp_path)), "clock": self.clock, "timeout_s": timeout_s}
+        del ctx["avoid"], ctx["_made"]
+        self.assignment = Assignment(
+            collector, FolderOptions(str(self.folder)), ctx, partial(log.setup, "info", "text")
+        )
+        self.remote = Remote(self.assignment, NodeContext(**ctx))
+        self.pids: set[int] = set()
+        self.out = Batch()
+
+    def set(self, **devices: str) -> None:
+        for name, text in devices.items():
+            answers(self.folder / name, text)
+
+    def hang(self, device: str) -> None:
+        hangs(self.folder / device)
+
+    def run(self) -> dict[str, int | float]:
+        """Collect once; return the devices' values."""
+        self.out = Batch()
+        try:
+            self.remote.collect(self.out)
+        finally:
+            if self.remote._child is not None:
+                self.pids.add(self.remote._child.process.pid)
+        return {
+            dict(series.labels)["device"]: value
+            for series, value in zip(self.out.series, self.out.values, strict=True)
+            if series.metric is DEVICE
+        }
+
+    @property
+    def pid(self) -> int:
+        assert self.remote._child is not None
+        return self.remote._child.process.pid
+
+
+@pytest.fixture
+def lane(tmp_path: Path) -> Iterator[Lane]:
+    yield from make_lane(tmp_path, PATIENT_S)
+
+
+@pytest.fixture
+def hasty(tmp_path: Path) -> Iterator[Lane]:
+    yield from make_lane(tmp_path, HASTY_S)
+
+
+def make_lane(tmp_path: Path, timeout_s: float) -> Iterator[Lane]:
+    lane = Lane(tmp_path, timeout_s)
+    yield lane
+    lane.remote.close()
+    for process in worker._abandoned.pop(Devices.name, ()):
+        process.wait(10)
+    for pid in lane.pids:
+        until(lambda pid=pid: gone(pid), "every child ends")  # type: ignore[misc]
+
+
+# What comes over
+
+
+def test_values_come_over_exactly_with_their_types(lane: Lane) -> None:
+    lane.set(a="18446744073709551615", b="-9223372036854775808", c="0.1", d="340282366920938463463374607431768211456")
+    values = lane.run()
+    assert values == {"a": 2**64 - 1, "b": -(2**63), "c": 0.1, "d": 2**128}
+    assert [type(value) for value in values.values()] == [int, int, float, int]
+
+
+def test_series_are_those_the_collector_declares_with_help_and_unit(lane: Lane) -> None:
+    lane.set(**{'odd "name"\\ \u00e4': "7"})
+    lane.run()
+    series = lane.out.series[-1]
+    assert series.metric is DEVICE
+    assert series.prefix == 'kit_device_value{device="odd \\"name\\"\\\\ \u00e4"} '
+
+
+def test_handles_stay_the_same_from_run_to_run_and_over_a_replaced_child(lane: Lane) -> None:
+    lane.set(a="1", b="2")
+    lane.run()
+    before = [series for series in lane.out.series if series.metric is DEVICE]
+    lane.run()
+    os.kill(lane.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError):
+        lane.run()
+    lane.run()
+    after = [series for series in lane.out.series if series.metric is DEVICE]
+    assert all(one is other for one, other in zip(before, after, strict=True))
+
+
+def test_events_come_over_with_all_their_fields(lane: Lane) -> None:
+    lane.set(a="event")
+    lane.run()
+    assert lane.out.events == [
+        Event(
+            kind="gpu_xid",
+            severity=Severity.CRITICAL,
+            component="gpu",
+            message="fell off the bus \u2026 \U0001f525",
+            device="a",
+            labels={"xid": "79", "gpu": "0"},
+            source="/dev/kmsg",
+            time=1_800_000_000.125,
+            key="kmsg-1234",
+        )
+    ]
+
+
+def test_found_and_failures_come_over(lane: Lane) -> None:
+    lane.set(a="1", b="part")
+    assert lane.run() == {"a": 1}
+    assert lane.remote.found() == "2 devices"
+    assert lane.out.failures == [("b", "it broke")]
+
+
+def test_one_child_serves_all_runs_and_opens_again_when_asked(lane: Lane) -> None:
+    lane.set(a="1")
+    lane.run()
+    first = lane.pid
+    lane.set(b="2")
+    assert lane.run() == {"a": 1}
+    lane.remote.open()
+    assert lane.run() == {"a": 1, "b": 2}
+    assert lane.pid == first
+
+
+def test_absent_hardware_is_absent_here_too(lane: Lane) -> None:
+    with pytest.raises(NotPresent, match="no device in"):
+        lane.run()
+
+
+def test_exception_in_the_child_arrives_with_its_text_and_the_child_goes_on(lane: Lane) -> None:
+    lane.set(a="1")
+    lane.run()
+    first = lane.pid
+    lane.set(a="raise")
+    with pytest.raises(CollectorError, match="a: Input/output error"):
+        lane.run()
+    lane.set(a="4", b="5")
+    assert lane.run() == {"a": 4, "b": 5}, "opened again after the failure"
+    assert lane.pid == first
+
+
+def test_exit_of_a_library_in_the_child_is_a_failure_of_the_collector(lane: Lane) -> None:
+    lane.set(a="exit")
+    with pytest.raises(CollectorError, match="SystemExit: 3"):
+        lane.run()
+    lane.set(a="1")
+    assert lane.run() == {"a": 1}
+
+
+def test_run_that_fails_at_its_very_end_confuses_no_later_one(lane: Lane) -> None:
+    lane.set(a="1")
+    lane.run()
+    first = lane.pid
+    lane.set(a="2", b="3", c="lost")
+    lane.remote.open()
+    with pytest.raises(CollectorError, match="they were here a moment ago"):
+        lane.run()
+    lane.set(a="7", c="4")
+    assert lane.run() == {"a": 7, "b": 3, "c": 4}
+    assert lane.pid == first
+
+
+def test_library_that_prints_or_reads_standard_input_breaks_nothing(
+    lane: Lane, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lane.set(a="chatter", b="2")
+    assert lane.run() == {"a": 0, "b": 2}
+    assert lane.run() == {"a": 0, "b": 2}
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "a library that prints" in printed.err
+
+
+def test_log_of_the_child_goes_to_standard_error(lane: Lane, capfd: pytest.CaptureFixture[str]) -> None:
+    lane.set(a="log")
+    lane.run()
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert "WARNING kit: spoken in the child" in printed.err
+
+
+def test_frames_of_megabytes_come_over_whole(lane: Lane) -> None:
+    lane.set(a="many-first")
+    values = lane.run()
+    assert len(values) == 19_998
+    assert values["-first-19997-" + "x" * 100] == 19_997
+
+
+def test_series_that_went_away_are_forgotten_by_both_sides(lane: Lane) -> None:
+    lane.set(a="many-first")
+    lane.run()
+    lane.set(a="many-second")
+    lane.run()
+    lane.set(a="3")
+    lane.run()
+    assert lane.run() == {"a": 3}
+    assert lane.remote._child is not None
+    assert len(lane.remote._child.series) < 10
+
+
+# Crashes
+
+
+def test_child_that_was_killed_is_reported_and_replaced_at_the_next_run(lane: Lane) -> None:
+    lane.set(a="1")
+    lane.run()
+    first = lane.pid
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"process ended: killed by signal 9 \(Killed\)"):
+        lane.run()
+    assert lane.run() == {"a": 1}
+    assert lane.pid != first
+    assert gone(first)
+
+
+def test_child_that_crashes_in_a_driver_costs_its_collector_one_run(lane: Lane) -> None:
+    lane.set(a="abort", b="2")
+    with pytest.raises(WorkerError, match=r"killed by signal 6 \(Aborted\)"):
+        lane.run()
+    lane.set(a="1")
+    assert lane.run() == {"a": 1, "b": 2}
+
+
+def test_collector_that_cannot_be_sent_is_a_failure_and_leaves_no_process(tmp_path: Path) -> None:
+    class Local(Devices):
+        """Not importable anywhere."""
+
+    lane = Lane(tmp_path, PATIENT_S, Local)
+    before = children()
+    with pytest.raises(Exception, match="Local"):
+        lane.run()
+    assert children() == before
+
+
+def test_collector_that_the_child_cannot_import_is_told_the_same_way_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ghost = type("Ghost", (Devices,), {"__module__": "kit_ghost"})
+    module = ModuleType("kit_ghost")
+    module.Ghost = ghost  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "kit_ghost", module)
+    lane = Lane(tmp_path, PATIENT_S, ghost)
+    for _ in range(3):
+        with pytest.raises(CollectorError, match="ModuleNotFoundError: No module named 'kit_ghost'"):
+            lane.run()
+    assert len(lane.pids) == 1, "no new process each time"
+    lane.remote.close()
+
+
+def children() -> set[str]:
+    return set(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split())
+
+
+def test_interrupts_are_the_parents_to_handle(lane: Lane) -> None:
+    lane.set(a="1")
+    lane.run()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(lane.pid, number)
+        assert lane.run() == {"a": 1}
+
+
+def test_run_refused_halfway_is_never_taken_for_the_next_ones_answer(lane: Lane) -> None:
+    lane.set(a="1", b="2")
+    lane.run()
+    evicted = Batch()
+    evicted.evicted = True
+    with pytest.raises(EvictedError):
+        lane.remote.collect(evicted)
+    lane.set(a="3", b="4")
+    assert lane.run() == {"a": 3, "b": 4}
+
+
+# Hangs
+
+
+def test_device_that_hangs_costs_itself_and_the_others_are_there_in_the_same_run(hasty: Lane) -> None:
+    hasty.set(a="1", c="3")
+    hasty.hang("b")
+    started_s = time.monotonic()
+    assert hasty.run() == {"a": 1, "c": 3}
+    assert time.monotonic() - started_s < 2 * HASTY_S + 1
+    assert hasty.out.failures == [("b", "no answer within 1 s, process replaced"), ("b", "avoided")]
+    assert len(hasty.pids) == 1
+    child = hasty.pid
+    assert hasty.run() == {"a": 1, "c": 3}
+    assert hasty.pid == child, "the replacement stays"
+
+
+def test_device_is_tried_again_after_a_pause_that_grows(hasty: Lane) -> None:
+    hasty.set(a="1")
+    hasty.hang("b")
+    hasty.run()
+    hasty.clock.ahead_s += AVOID_FIRST_S - HASTY_S - 2
+    hasty.run()
+    assert hasty.out.failures == [("b", "avoided")], "not before its time"
+    hasty.clock.ahead_s += HASTY_S + 2.1
+    hasty.run()
+    assert hasty.out.failures == [("b", "no answer within 1 s, process replaced"), ("b", "avoided")]
+    answers(hasty.folder / "b", "2")
+    hasty.clock.ahead_s += AVOID_FIRST_S + 1
+    hasty.run()
+    assert hasty.out.failures == [("b", "avoided")], "twice as long now"
+    hasty.clock.ahead_s += AVOID_FIRST_S
+    assert hasty.run() == {"a": 1, "b": 2}
+    assert hasty.out.failures == []
+
+
+def test_pause_grows_to_a_quarter_of_an_hour_and_is_forgiven_after_a_good_one(lane: Lane) -> None:
+    pauses = []
+    for _ in range(8):
+        lane.remote._blame("b")
+        pauses.append(round(lane.remote._hangs["b"].until_s - lane.clock.monotonic()))
+        lane.clock.ahead_s += pauses[-1]
+    assert pauses == [30, 60, 120, 240, 480, 900, 900, AVOID_LAST_S]
+    lane.clock.ahead_s += FORGIVEN_AFTER_S + 1
+    lane.remote._blame("b")
+    assert round(lane.remote._hangs["b"].until_s - lane.clock.monotonic()) == AVOID_FIRST_S
+
+
+def test_hang_that_no_device_can_be_blamed_for_fails_the_run_and_replaces_the_child(hasty: Lane) -> None:
+    hasty.set(a="1")
+    hasty.run()
+    first = hasty.pid
+    os.kill(first, signal.SIGSTOP)
+    with pytest.raises(WorkerError, match=r"no answer within 1 s$"):
+        hasty.run()
+    assert gone(first)
+    assert hasty.run() == {"a": 1}
+
+
+def test_two_devices_that_hang_at_once_are_both_avoided_from_the_next_run_on(hasty: Lane) -> None:
+    hasty.set(c="3")
+    hasty.hang("a")
+    hasty.hang("b")
+    with pytest.raises(WorkerError, match="no answer within 1 s on b"):
+        hasty.run()
+    assert hasty.run() == {"c": 3}
+
+
+# Stops at the tracee's exit (PTRACE_O_TRACEEXIT): from then on it is dying and not dead, until the tracer is gone.
+TRACER = """
+import ctypes, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.ptrace.argtypes = (ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p)
+SEIZE, TRACE_EXIT = 0x4206, 0x40
+print(libc.ptrace(SEIZE, int(sys.argv[1]), None, TRACE_EXIT) and ctypes.get_errno(), flush=True)
+sys.stdin.read()
+"""
+
+
+class Unkillable:
+    """A child that a debugger holds as a driver would: SIGKILL does not end it before the debugger lets go."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._tracer = subprocess.Popen(
+            [sys.executable, "-c", TRACER, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        assert self._tracer.stdout is not None
+        number = int(self._tracer.stdout.readline())
+        if number:
+            self.let_go()
+            pytest.skip(f"this machine lets no process be traced: {os.strerror(number)}")
+
+    def let_go(self) -> None:
+        if self._tracer.returncode is None:
+            self._tracer.communicate(timeout=10)
+
+
+@pytest.fixture
+def hold() -> Iterator[Callable[[int], Unkillable]]:
+    held: list[Unkillable] = []
+
+    def take(pid: int) -> Unkillable:
+        held.append(Unkillable(pid))
+        return held[-1]
+
+    yield take
+    for one in held:
+        one.let_go()
+
+
+def test_children_that_cannot_be_killed_are_abandoned_and_two_of_them_are_the_limit(
+    lane: Lane, hold: Callable[[int], Unkillable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "KILL_PATIENCE_S", 0.05)
+    lane.set(a="1")
+    held = {}
+    for _ in range(2):
+        lane.run()
+        pid = lane.pid
+        held[pid] = hold(pid)
+        lane.remote.close()
+        assert not gone(pid), "the test holds it"
+    first, second = held
+    message = rf"^processes {first}, {second} hang in the kernel and cannot be killed; no more are started"
+    with pytest.raises(WorkerError, match=message):
+        lane.run()
+    successor = Remote(lane.assignment, lane.remote.ctx)
+    with pytest.raises(WorkerError, match=message):
+        successor.collect(Batch())
+    held[first].let_go()
+    until(lambda: gone(first))
+    assert lane.run() == {"a": 1}, "one of them died at last"
+
+
+# The end of the parent
+
+PARENT = """
+import sys
+from pathlib import Path
+from agent import log
+from agent.context import NodeContext
+from agent.snapshot import Batch
+from agent.worker import Assignment, Remote
+from tests.agent.kit import Devices, FolderOptions, context
+
+class Talkative(Batch):
+    def working_on(self, device):
+        print("working on", device, flush=True)
+
+ctx = {**vars(context(Path("/nonexistent"))), "timeout_s": 60.0}
+del ctx["avoid"], ctx["_made"]
+remote = Remote(Assignment(Devices, FolderOptions(sys.argv[1]), ctx, log.setup), NodeContext(**ctx))
+print(remote._running_child().process.pid, flush=True)
+remote.collect(Talkative())
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("content", ["1", "a FIFO", "sleep in C"])
+def test_child_ends_with_its_parent_even_when_that_is_killed_and_it_hangs(tmp_path: Path, content: str) -> None:
+    device = tmp_path / "a"
+    answers(device, content)
+    if content == "a FIFO":
+        hangs(device)
+    command = [sys.executable, "-c", PARENT, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert parent.stdout.readline() == "working on a\n"
+        if content == "1":
+            assert parent.stdout.readline() == "done\n"
+        until(lambda: state_of(child) == "S", "its main thread sleeps in the kernel")
+        parent.kill()
+    until(lambda: gone(child), "the child ends", timeout_s=5)
