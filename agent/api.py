@@ -149,9 +149,8 @@ def _label_text(labels: Sequence[tuple[str, str]]) -> str:
 
 
 def _sendable(value: str) -> str:
-    # Text from hardware may hold anything. Lone surrogates (undecodable bytes) would break the page's UTF-8, and at a
-    # NUL Prometheus' own lexer ends the page with an error (model/textparse/promlex.l).
-    return value.encode("utf-8", "replace").decode("utf-8").replace("\0", "?")
+    # Text from hardware may hold anything; lone surrogates (undecodable bytes) would break the page's UTF-8.
+    return value.encode("utf-8", "replace").decode("utf-8")
 
 
 def _escape(value: str) -> str:

@@ -221,16 +221,15 @@ class Engine:
         """Run the derivations and remember which hardware was seen on this boot."""
         with self._derive_lock:
             jobs = list(self.scheduler.jobs.values())
-            events, self._new_events = self._new_events, []
-            now = self.clock.wall()
-            _, snapshots = self.store.latest()
-            view = View(now, snapshots, jobs, events)
-            for derivation in self._derivations:
-                self._derive(derivation, view)
             present = self._present | {job.name for job in jobs if job.was_present}
             if present != self._present:
                 self._present = present
                 self._presence.save({"boot_id": self._boot_id, "collectors": sorted(present)})
+            events, self._new_events = self._new_events, []
+            _, snapshots = self.store.latest()
+            view = View(self.clock.wall(), snapshots, jobs, events)
+            for derivation in self._derivations:
+                self._derive(derivation, view)
         self._ticked.set()
 
     def _derive(self, derivation: Derivation, view: View) -> None:

@@ -70,7 +70,7 @@ class _Claims:
         held = self._held.get(metric)
         if held is None:
             family = _family(metric)
-            names = [metric.name, family, *(family + suffix for suffix in _KEPT_NAMES.get(metric.kind, ()))]
+            names = [family, *(family + suffix for suffix in _KEPT_NAMES.get(metric.kind, ()))]
             held = self._held[metric] = not any(_differ(self._owners.get(name, metric), metric) for name in names)
             if held:
                 self._owners.update(dict.fromkeys(names, metric))
@@ -110,8 +110,7 @@ def _pieces(
 
 
 def _help(metric: Metric) -> str:
-    # A NUL would end the page for Prometheus' own lexer, and what is no UTF-8 the encoding of it.
-    text = metric.help.encode("utf-8", "replace").decode("utf-8").replace("\0", "?")
+    text = metric.help.encode("utf-8", "replace").decode("utf-8")  # as label values: the page must be UTF-8
     return text.replace("\\", "\\\\").replace("\n", "\\n")
 
 

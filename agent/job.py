@@ -106,21 +106,17 @@ class Job:
         duration_s = clock.monotonic() - self.started_s
         with self._lock:
             self.started_s = None  # from here on it cannot be evicted
-            self.runs += 1
             if snapshot is not None:
                 store.put(snapshot, batch)
             elif not batch.evicted:
                 store.drop(self.name)
-        if batch.evicted:
-            return True
-        if snapshot is not None:
-            self.points = len(snapshot.series)
-            self.duration_s, self.last_success_at = duration_s, taken_at
-            self.was_present = True
-        else:
-            self.points = 0
-        self._emit(batch, emit)
-        self._settle(state, reason, batch)
+        if not batch.evicted:
+            self.points = 0 if snapshot is None else len(snapshot.series)
+            if snapshot is not None:
+                self.duration_s, self.last_success_at, self.was_present = duration_s, taken_at, True
+            self._emit(batch, emit)
+            self._settle(state, reason, batch)
+        self.runs += 1  # last: who sees the count sees the outcome
         return True
 
     def evict(self, store: Store, now_s: float) -> bool:

@@ -137,7 +137,7 @@ def refuse_strangers(path: Sequence[str] | None = None, found: Iterable[Distribu
     home = Path(__file__).resolve().parent.parent
     for place in sys.path if path is None else path:
         for package in OUR_PACKAGES:
-            stranger = Path(place or ".") / package
+            stranger = Path(place) / package
             if (stranger / "__init__.py").is_file() and stranger.resolve().parent != home:
                 raise RegistryError(
                     f"another package {package!r} is in {stranger.parent}, ours is in {home}: "

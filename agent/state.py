@@ -59,7 +59,7 @@ class FileState:
         try:
             with self._path.open("rb") as file:
                 raw = file.read(LARGEST_BYTES + 1)
-        except (FileNotFoundError, NotADirectoryError):  # nothing there; whether something can be is told by save
+        except FileNotFoundError:
             return {}
         except OSError as error:
             self._directory.failed(error)

@@ -42,9 +42,12 @@ _PARTS = {
 class TextfileOptions:
     """Where the files are and how much of them is taken."""
 
-    directory: str = "/var/lib/hpcwatch/textfile"
-    max_file_bytes: int = 1024 * 1024
-    max_series: int = 10_000  # of all files together
+    directory: str = field(
+        default="/var/lib/hpcwatch/textfile",
+        metadata={"help": "Where the *.prom files are; write elsewhere and rename into it.", "path": True},
+    )
+    max_file_bytes: int = field(default=1024 * 1024, metadata={"help": "A longer file is refused.", "minimum": 1})
+    max_series: int = field(default=10_000, metadata={"help": "Series taken, of all files together.", "minimum": 1})
 
 
 @dataclass

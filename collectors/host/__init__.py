@@ -33,20 +33,20 @@ class Options:
         default=False, metadata={"help": "CPU time of every logical CPU, beside that of all together"}
     )
     slow_interval: Duration = field(
-        default=Duration(60), metadata={"help": "seconds between two counts of the processes", "minimum": 1}
+        default=Duration(60), metadata={"help": "Seconds between two counts of the processes.", "minimum": 1}
     )
     device_include: tuple[str, ...] = field(
-        default=(), metadata={"help": "globs of the disks and network interfaces to show; empty: all"}
+        default=(), metadata={"help": "Globs of the disks and network interfaces to show; empty: all."}
     )
     device_exclude: tuple[str, ...] = field(
         default=VIRTUAL_INTERFACES + MINOR_DISKS,
-        metadata={"help": "globs of the disks and network interfaces to leave out, whatever device_include says"},
+        metadata={"help": "Globs of the disks and network interfaces to leave out, whatever device_include says."},
     )
     mountpoint_exclude: tuple[str, ...] = field(
-        default=mounts.CLUTTER, metadata={"help": "globs of the mount points to leave out; * matches slashes too"}
+        default=mounts.CLUTTER, metadata={"help": "Globs of the mount points to leave out; * matches slashes too."}
     )
     fstype_exclude: tuple[str, ...] = field(
-        default=(), metadata={"help": "globs of file system types to leave out, beside those without storage"}
+        default=(), metadata={"help": "Globs of file system types to leave out, beside those without storage."}
     )
 
 

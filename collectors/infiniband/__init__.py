@@ -35,15 +35,15 @@ class Options:
     """Configuration of the collector."""
 
     slow_interval: Duration = field(
-        default=Duration(60), metadata={"help": "how often error counters and hw_counters are read"}
+        default=Duration(60), metadata={"help": "How often error counters and hw_counters are read."}
     )
-    device_include: tuple[str, ...] = field(default=(), metadata={"help": "globs of device names to read; empty: all"})
+    device_include: tuple[str, ...] = field(default=(), metadata={"help": "Globs of device names to read; empty: all."})
     device_exclude: tuple[str, ...] = field(
-        default=(), metadata={"help": "globs of device names that are never touched; wins over device_include"}
+        default=(), metadata={"help": "Globs of device names that are never touched; wins over device_include."}
     )
-    hw_counters: bool = field(default=True, metadata={"help": "read hw_counters/ of each port"})
+    hw_counters: bool = field(default=True, metadata={"help": "Read hw_counters/ of each port."})
     fabric_ethernet: tuple[str, ...] = field(
-        default=(), metadata={"help": "globs of devices whose Ethernet ports are the fabric (RoCE clusters)"}
+        default=(), metadata={"help": "Globs of devices whose Ethernet ports are the fabric (RoCE clusters)."}
     )
 
 

@@ -19,7 +19,7 @@ class Expectation:
         self._boot_id = _boot_id(ctx)
         content = ctx.state.load()
         seen = content.get("fabric_ports")
-        known = bool(self._boot_id) and True
+        known = bool(self._boot_id) and content.get("boot_id") == self._boot_id
         self._seen = seen if known and isinstance(seen, int) else 0
 
     def saw(self, ports: int) -> None:

@@ -109,7 +109,7 @@ class Column(NamedTuple):
 
 
 class Counters:
-    """Counters of one directory that are read together."""
+    """Counters of one port that are read together, and the saturation flags of the narrow ones."""
 
     def __init__(self, root: str, columns: Sequence[Column], port: str, faults: Faults) -> None:
         self.files = PatientFiles(root, [column.file for column in columns], port, faults)

@@ -125,9 +125,9 @@ class Agent:
         """Ask the control socket."""
         connection = http.client.HTTPConnection("localhost")
         connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.settimeout(5)
-        connection.sock.connect(str(self.place.socket))
         try:
+            connection.sock.settimeout(5)
+            connection.sock.connect(str(self.place.socket))
             connection.request(method, path, headers={"Content-Length": "0"} if method == "POST" else {})
             response = connection.getresponse()
             return response.status, response.read().decode()

@@ -49,10 +49,10 @@ def test_metric_name_that_prometheus_refuses_is_refused(name: str) -> None:
         Metric(name, Kind.COUNTER if name.endswith("_total") else Kind.GAUGE, "Help.")
 
 
-@pytest.mark.parametrize(("name", "kind"), [("a_total", Kind.GAUGE), ("a", Kind.COUNTER), ("a_total", Kind.UNTYPED)])
-def test_total_is_the_mark_of_counters(name: str, kind: Kind) -> None:
-    with pytest.raises(ValueError, match="counters, and only counters, end in _total"):
-        Metric(name, kind, "Help.")
+@pytest.mark.parametrize("name", ["a", "a_total_", "total"])
+def test_name_of_a_counter_ends_in_total(name: str) -> None:
+    with pytest.raises(ValueError, match=f"metric {name}: the name of a counter ends in _total"):
+        Metric(name, Kind.COUNTER, "Help.")
 
 
 @pytest.mark.parametrize("label", ["", "1st", "__name__", "a:b", "a-b", "port\n"])
@@ -84,10 +84,10 @@ def test_series_escapes_what_would_end_a_label() -> None:
     assert Series(UP, [("device", 'a"b\\c\nd')]).prefix == 'thing_up{device="a\\"b\\\\c\\nd"} '
 
 
-def test_series_replaces_what_would_end_the_page() -> None:
+def test_series_replaces_what_is_no_utf_8_and_nothing_else() -> None:
     series = Series(UP, [("device", "a\udc80b\0c")])
-    assert series.labels == (("device", "a?b?c"),)
-    assert series.prefix.encode() == b'thing_up{device="a?b?c"} '
+    assert series.labels == (("device", "a?b\0c"),)
+    assert series.prefix.encode() == b'thing_up{device="a?b\0c"} '
 
 
 @pytest.mark.parametrize("time", [math.nan, math.inf, -1e12, 253402300800.0])

@@ -157,6 +157,8 @@ def test_a_byte_order_mark_is_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\xef\xbb\xbfagent: {}\n")
     assert read(str(path), NO_VARIABLES).plain() == {"agent": {}}
+    path.write_bytes(b"\xef\xbb\xbf[agent]\ninterval = 5\n")
+    assert "this looks like TOML" in unreadable(path)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_socket_and_state_that_cannot_be_written_do_not_stop_the_agent(
     (place.folder / "state").write_text("a file where the folder should be")
     agent = start()
     until(lambda: agent.value("kit_steady_value") == 1)
-    assert agent.value("hpcwatch_state_writable") == 0
+    until(lambda: agent.value("hpcwatch_state_writable") == 0)
     assert agent.log.count("cannot keep state in") == 1
     assert agent.log.count("control socket: ") == 1
     assert "/dev/null/agent.sock" in agent.log
@@ -130,8 +130,7 @@ def test_socket_and_state_that_cannot_be_written_do_not_stop_the_agent(
 
 def test_control_socket_of_another_agent_is_left_alone(place: Place, start: Callable[..., Agent]) -> None:
     first = start()
-    assert first.port
-    until(place.socket.is_socket)
+    assert first.get("/healthz")[0] == 200
     place.folder.joinpath("log").rename(place.folder / "first.log")
     first.log_path = place.folder / "first.log"
     second = start()
@@ -268,7 +267,7 @@ def test_changed_collector_is_replaced(place: Place, start: Callable[..., Agent]
     [
         ("collectors:\n  kit_shared: {pat: /x}\n", ":2: collectors.kit_shared.pat: unknown key; did you mean path?"),
         ("collectors:\n  kit_shraed: {}\n", ":2: collectors.kit_shraed: unknown collector; did you mean kit_shared?"),
-        ("agent: {interval: 5}\n", ":1: agent.interval: expected a duration"),
+        ("agent: {labels: 5}\n", ":1: agent.labels: expected a mapping"),
         ("agent: [\n", ""),
     ],
     ids=["collector's key", "collector", "type", "syntax"],
@@ -320,8 +319,7 @@ def test_many_reloads_cost_no_threads_and_no_descriptors(place: Place, start: Ca
             len(children_of(agent.process.pid)),
         )
 
-    assert agent.port
-    until(place.socket.is_socket)
+    assert agent.get("/healthz")[0] == 200
     scale = 1
     reload(scale)
     before = use()
@@ -335,8 +333,7 @@ def test_many_reloads_cost_no_threads_and_no_descriptors(place: Place, start: Ca
 
 def test_control_socket_reloads_and_tells_what_is_wrong(place: Place, start: Callable[..., Agent]) -> None:
     agent = start()
-    assert agent.port
-    until(place.socket.is_socket)
+    assert agent.get("/healthz")[0] == 200
     assert place.socket.stat().st_mode & 0o777 == 0o660
     status, body = agent.control("POST", "/control/reload")
     assert (status, json.loads(body)) == (200, {"reloaded": True})
@@ -350,8 +347,7 @@ def test_control_socket_reloads_and_tells_what_is_wrong(place: Place, start: Cal
 
 def test_deadline_of_a_collector_added_through_the_socket_is_watched(place: Place, start: Callable[..., Agent]) -> None:
     agent = start()
-    assert agent.port
-    until(place.socket.is_socket)
+    assert agent.get("/healthz")[0] == 200
     path = place.folder / "thread"
     hangs(path)
     place.configure(kit_thread={"path": str(path), **HASTY})
@@ -443,6 +439,9 @@ def test_idle_agent_sleeps(place: Place, start: Callable[..., Agent]) -> None:
         statuses = [(task / "status").read_text() for task in Path(f"/proc/{agent.process.pid}/task").iterdir()]
         return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in statuses)
 
-    before = wakes()
-    threading.Event().wait(0.7)
-    assert wakes() - before <= 3
+    def sleeps_on() -> bool:
+        before = wakes()
+        threading.Event().wait(0.5)
+        return wakes() == before
+
+    until(sleeps_on, "half a second in which no thread wakes")

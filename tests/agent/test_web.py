@@ -125,6 +125,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
 def browser(engine: Engine) -> Browser:
     engine.start()
     engine.wait_for_first_round()
+    engine.stop()  # what follows the last run has happened, too
     return Browser(engine)
 
 

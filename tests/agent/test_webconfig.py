@@ -60,6 +60,26 @@ def make_identity(name: str, issuer: Identity | None = None) -> Identity:
         .not_valid_after(now + dt.timedelta(days=1))
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        # The rest is what a strict client (the default since Python 3.13) wants to see.
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key((issuer.key if issuer else key).public_key()),
+            critical=False,
+        )
+        .add_extension(
+            x509.KeyUsage(
+                digital_signature=True,
+                content_commitment=False,
+                key_encipherment=False,
+                data_encipherment=False,
+                key_agreement=False,
+                key_cert_sign=issuer is None,
+                crl_sign=issuer is None,
+                encipher_only=False,
+                decipher_only=False,
+            ),
+            critical=True,
+        )
     )
     return Identity(builder.sign(issuer.key if issuer else key, hashes.SHA256()), key)
 
@@ -461,8 +481,8 @@ def test_a_changed_password_holds_on_open_connections_too(folder: Path) -> None:
 
 def test_a_broken_change_keeps_the_door_locked(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with serving(Pages(), web=WebConfig(write(folder, _USERS))) as server:
-        path = write(folder, "basic_auth_users: {alice: ")
         for _ in range(2):
+            path = write(folder, "basic_auth_users: {alice: ")
             with connect(server) as client:
                 assert client.ask().status == 401
         path.unlink()

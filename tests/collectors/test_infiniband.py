@@ -444,6 +444,15 @@ def test_useless_memory_is_ignored(tmp_path: Path, content: dict[str, object]) -
         Probe(InfiniBand, sysfs=tmp_path / "sys", procfs=tmp_path / "proc", state=MemoryState(content)).open()
 
 
+def test_without_a_boot_id_nothing_is_expected_from_before(tmp_path: Path) -> None:
+    state = MemoryState()
+    write_hca(tmp_path, "mlx5_ib0")
+    Probe(InfiniBand, sysfs=tmp_path, state=state).collect()
+    (tmp_path / "class" / "infiniband" / "mlx5_ib0").unlink()
+    with pytest.raises(NotPresent):
+        Probe(InfiniBand, sysfs=tmp_path, state=state).open()
+
+
 def test_every_metric_that_is_shown_is_declared(tmp_path: Path) -> None:
     write_nd96asr_v4(tmp_path)
     declared = {metric.name for metric in InfiniBand.metrics}

@@ -126,6 +126,14 @@ def test_largest_number_is_still_a_number(tree: Path, port1: Path) -> None:
     assert Probe(InfiniBand, sysfs=tree).collect().values[HW_SERIES] == 2**64 - 1
 
 
+def test_saturation_is_told_beside_a_bad_counter_too(tree: Path, port1: Path) -> None:
+    (port1 / "counters" / "link_error_recovery").write_text("x\n", encoding="utf-8")
+    (port1 / COUNTER).write_text("65535\n", encoding="utf-8")
+    values = Probe(InfiniBand, sysfs=tree).collect().values
+    assert (values[COUNTER_SERIES], values[FLAG_SERIES]) == (65535, 1)
+    assert values['infiniband_counter_saturated{device="mlx5_ib0",port="1",counter="VL15_dropped"}'] == 0
+
+
 @pytest.mark.parametrize("text", ["N/A (no PMA)\n", "N/A (not available)\n"])
 def test_counter_that_the_driver_does_not_have_is_absent_and_no_error(tree: Path, port1: Path, text: str) -> None:
     (port1 / COUNTER).write_text(text, encoding="utf-8")
@@ -278,6 +286,17 @@ def test_missing_link_layer_makes_the_role_unknown_and_no_fabric(tree: Path, por
     assert result.failures == []
 
 
+def test_link_layer_that_cannot_be_read_any_more_changes_no_role(tree: Path, port1: Path) -> None:
+    probe = Probe(InfiniBand, sysfs=tree)
+    probe.collect()
+    (port1 / "link_layer").unlink()
+    (port1 / "link_layer").mkdir()
+    probe.open()
+    values = probe.collect().values
+    assert values['infiniband_fabric_ports{status="present"}'] == 2
+    assert values[errors_of("EISDIR")] == 1
+
+
 def test_unreadable_description_is_counted_without_a_port(tree: Path) -> None:
     firmware = tree / "class" / "infiniband" / "mlx5_ib0" / "fw_ver"
     firmware.unlink()
@@ -355,6 +374,16 @@ def test_file_that_fails_again_after_its_rest_rests_at_once(
         clock.advance(wait_s)
         counted.append(probe.collect().values[errors_of("EIO")])
     assert counted == [2, 3, 4, 4, 5]
+
+
+def test_state_that_is_read_again_is_no_failure_any_more(tree: Path, port1: Path) -> None:
+    probe = Probe(InfiniBand, sysfs=tree)
+    seen = []
+    for text in ("x", "x", "4: ACTIVE", "x", "x", "1: DOWN"):
+        (port1 / "state").write_text(f"{text}\n", encoding="utf-8")
+        result = probe.collect()
+        seen.append((result.values.get(port_series("infiniband_port_up")), len(result.failures)))
+    assert seen == [(None, 1), (None, 1), (1, 0), (None, 1), (None, 1), (0, 0)]
 
 
 def test_failures_that_do_not_follow_each_other_are_no_reason_to_rest(tree: Path, port1: Path) -> None:

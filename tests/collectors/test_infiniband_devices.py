@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -225,7 +226,10 @@ def test_all_devices_hanging_leaves_the_collector_up_and_within_its_timeout(
         write_hca(tmp_path, f"mlx5_ib{index}", pci=f"010{index}:00:00.0")
         hanging(port_directory(tmp_path, f"mlx5_ib{index}") / "link_layer")
     probe = Probe(InfiniBand, sysfs=tmp_path, timeout_s=4 * LIMIT_S, vm_size=VmSize("X", fabric_ports=4))
+    begin_s = time.monotonic()
+    probe.open()
     values = probe.collect().values
+    assert time.monotonic() - begin_s < 12 * LIMIT_S  # three times the most that it should take
     assert [values[stalled(f"mlx5_ib{index}")] for index in range(4)] == [1, 1, 1, 1]
     assert fabric(values) == [4, 0, 0]
 
@@ -370,6 +374,17 @@ def test_failure_of_a_file_that_was_removed_is_forgotten(tmp_path: Path) -> None
     (port_directory(tmp_path, "mlx5_ib0") / "counters" / "symbol_error").unlink()
     probe.open()
     assert probe.collect().failures == []
+
+
+def test_failures_of_a_port_that_went_are_forgotten(tmp_path: Path) -> None:
+    write_hca(tmp_path, "mlx4_0", ports=2, counters={"symbol_error": "x"})
+    probe = Probe(InfiniBand, sysfs=tmp_path)
+    assert len(probe.collect().failures) == 2
+    shutil.rmtree(port_directory(tmp_path, "mlx4_0", 2))
+    probe.open()
+    result = probe.collect()
+    assert [what for what, _ in result.failures] == ["mlx4_0/ports/1/counters/symbol_error"]
+    assert 'infiniband_port_up{device="mlx4_0",port="2"}' not in result.values
 
 
 def test_looking_again_keeps_the_descriptors_of_unchanged_devices(tmp_path: Path) -> None:
