@@ -109,9 +109,7 @@ class Engine:
 
     @property
     def first_round_done(self) -> bool:
-        """True once every collector has run, or was given up, at least once. A reload does not undo it."""
-        if not self._first_round_done:
-            self._first_round_done = all(job.runs or job.evictions for job in list(self.scheduler.jobs.values()))
+        """True once every collector has run, or was given up, and the page tells. A reload does not undo it."""
         return self._first_round_done
 
     @property
@@ -128,8 +126,8 @@ class Engine:
 
     def start(self) -> None:
         """Start all lanes. Returns at once."""
-        self.after_tick()
         self.scheduler.start(self.make_jobs())
+        self.after_tick()
 
     def make_jobs(self) -> list[Job]:
         """Make the jobs of the plan. `start` does it; a benchmark runs them itself."""
@@ -221,6 +219,7 @@ class Engine:
         """Run the derivations and remember which hardware was seen on this boot."""
         with self._derive_lock:
             jobs = list(self.scheduler.jobs.values())
+            first_round_done = all(job.runs or job.evictions for job in jobs)
             present = self._present | {job.name for job in jobs if job.was_present}
             if present != self._present:
                 self._present = present
@@ -230,6 +229,7 @@ class Engine:
             view = View(self.clock.wall(), snapshots, jobs, events)
             for derivation in self._derivations:
                 self._derive(derivation, view)
+            self._first_round_done = self._first_round_done or first_round_done
         self._ticked.set()
 
     def _derive(self, derivation: Derivation, view: View) -> None:

@@ -30,7 +30,7 @@ class Options:
     """The configuration keys of `collectors.host`."""
 
     per_cpu: bool = field(
-        default=False, metadata={"help": "CPU time of every logical CPU, beside that of all together"}
+        default=False, metadata={"help": "CPU time of every logical CPU, beside that of all together."}
     )
     slow_interval: Duration = field(
         default=Duration(60), metadata={"help": "Seconds between two counts of the processes.", "minimum": 1}
