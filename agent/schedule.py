@@ -181,7 +181,7 @@ class Scheduler:
                 for job in evicted:
                     self._isolate(job)
             self.after_tick()
-        return min((job.check_at_s(now_s) for job in jobs), default=now_s + RESCAN_S)
+        return min([now_s + RESCAN_S, *(job.check_at_s(now_s) for job in jobs)])
 
     def _isolate(self, busy: Job) -> None:
         """Leave a thread alone with the job it is busy with; the others of its lane go on in a new one."""

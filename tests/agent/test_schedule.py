@@ -132,6 +132,15 @@ def test_deadline_is_watched_from_the_start_of_the_run() -> None:
     assert grid.scheduler.check() == now_s + 5, "it may come back and get stuck again"
 
 
+def test_supervisor_never_waits_for_ever() -> None:
+    grid = Grid(10.0)
+    now_s = grid.clock.monotonic()
+    assert grid.scheduler.check() == now_s + 60
+    grid.scheduler.jobs["kit"] = grid.job
+    grid.job.due_s = float("inf")  # looked at once
+    assert grid.scheduler.check() == now_s + 60
+
+
 def test_lane_that_died_is_noticed_and_one_that_hangs_is_no_cause_to_restart() -> None:
     grid = Grid(10.0)
     grid.scheduler.jobs["kit"] = grid.job

@@ -53,8 +53,11 @@ def class_entry(root: Path, device: str = "mlx5_ib0") -> Path:
 
 def open_below(root: Path) -> int:
     """Count the descriptors that this process keeps on files of the tree, removed ones included."""
-    links = (f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd"))  # noqa: PTH208 - see next
-    return sum(os.readlink(link).startswith(str(root)) for link in links if os.path.islink(link))  # noqa: PTH114, PTH115
+    found = 0
+    for link in list(Path("/proc/self/fd").iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # another thread's, closed meanwhile
+            found += str(link.readlink()).startswith(str(root))
+    return found
 
 
 class Pipe:
