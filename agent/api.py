@@ -315,13 +315,14 @@ class Collector:
     interval: ClassVar[Duration | None] = None  # None: agent.interval
     timeout: ClassVar[Duration] = Duration(5)
     api: ClassVar[int] = API_VERSION
+    rescan_s: float = 60.0  # how often `open` is called again; an instance may choose
 
     def __init__(self, options: Any, ctx: Context) -> None:
         self.options = options
         self.ctx = ctx
 
     def open(self) -> None:
-        """Discover devices and make series. Called before the first `collect` and again every minute or after a
+        """Discover devices and make series. Called before the first `collect`, again every `rescan_s` and after a
         failure, so it must be repeatable. Raises NotPresent when there is nothing to collect.
         """
 

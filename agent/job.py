@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.api import Clock, Collector, Event
     from agent.snapshot import Snapshot, Store
 
-RESCAN_S = 60.0
+RESCAN_S = 60.0  # for hardware that is not here
 RESCAN_EARLY_S = 0.05  # a tick may come this much before its time, and must not put the rescan off to the next one
 
 
@@ -180,7 +180,7 @@ class Job:
         """Return the collector, and whether it was opened just now."""
         if self._collector is None:
             self._collector = self.make()
-        if self._open and now_s - self._opened_s < RESCAN_S - RESCAN_EARLY_S:
+        if self._open and now_s - self._opened_s < self._collector.rescan_s - RESCAN_EARLY_S:
             return self._collector, False
         self._open = False
         self._collector.open()

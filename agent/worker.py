@@ -148,6 +148,7 @@ class Remote(Collector):
 
     def __init__(self, assignment: Assignment, ctx: Context) -> None:
         super().__init__(assignment.options, ctx)
+        self.rescan_s = assignment.collector.rescan_s
         self._assignment = assignment
         self._metrics = {metric.name: metric for metric in assignment.collector.metrics}
         self._child: _Child | None = None

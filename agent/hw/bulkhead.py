@@ -32,22 +32,38 @@ class Stalled:
 
 @dataclass
 class _Stall:
-    """What is held against a device. `done` is set when the stuck call returned."""
+    """What is held against a device. `pending` is locked until the stuck call returned."""
 
-    done: threading.Event
+    pending: threading.Lock
     count: int
     at_s: float
 
 
 class _Task(Generic[T]):
-    """One call and its outcome. It is made once, by whichever thread comes first."""
+    """One call and its outcome. It is made once, by whichever thread comes first.
+
+    Plain locks, because an Event costs as much as reading four files: `pending` is locked until the call returned.
+    """
+
+    __slots__ = ("_claim", "call", "device", "outcome", "pending")
 
     def __init__(self, device: str, call: Callable[[], T]) -> None:
         self.device = device
         self.call = call
         self.outcome: T | Exception | None = None
-        self.done = threading.Event()
+        self.pending = threading.Lock()
+        self.pending.acquire()
         self._claim = threading.Lock()
+
+    @property
+    def done(self) -> bool:
+        """True when the call returned."""
+        return not self.pending.locked()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for the call to return, at most so long."""
+        if self.pending.acquire(timeout=timeout_s):
+            self.pending.release()
 
     def run(self) -> None:
         if not self._claim.acquire(blocking=False):
@@ -58,7 +74,7 @@ class _Task(Generic[T]):
             self.outcome = error
         except BaseException as error:  # noqa: BLE001 - sys.exit in a library must not look like a hang
             self.outcome = RuntimeError(f"{type(error).__name__}: {error}")
-        self.done.set()
+        self.pending.release()
 
 
 class _Reader(Generic[T]):
@@ -88,6 +104,7 @@ class _Reader(Generic[T]):
                 if self.abandoned:
                     break
                 task.run()
+            del work, tasks, task  # what they hold must go when its owner lets go, not at the next run
             finished.release()
 
 
@@ -122,7 +139,7 @@ class Bulkhead(Generic[T]):
         waiting += self._run_shared(shared)
         deadline_s = time.monotonic() + self._limit_s  # one for all: they run side by side
         for task in waiting:
-            task.done.wait(max(0.0, deadline_s - time.monotonic()))
+            task.wait(max(0.0, deadline_s - time.monotonic()))
         for task in own + shared:
             outcomes[task.device] = self._judge(task)
         return {device: outcomes[device] for device in calls}
@@ -142,7 +159,7 @@ class Bulkhead(Generic[T]):
         finished = self._reader.submit(tasks)
         ended = 0
         while not finished.acquire(timeout=self._limit_s):
-            now_ended = sum(task.done.is_set() for task in tasks)
+            now_ended = sum(task.done for task in tasks)
             if now_ended == ended:  # a whole limit without progress: the task in turn is stuck
                 self._reader.close()
                 self._reader = None
@@ -155,16 +172,16 @@ class Bulkhead(Generic[T]):
         return task
 
     def _judge(self, task: _Task[T]) -> T | Stalled | Exception:
-        if not task.done.is_set():
+        if not task.done:
             before = self._stalls.get(task.device)
             count = 1 if before is None else before.count + 1
-            self._stalls[task.device] = _Stall(task.done, count, self._monotonic())
+            self._stalls[task.device] = _Stall(task.pending, count, self._monotonic())
             return Stalled(f"no answer within {self._limit_s:g} s")
-        return task.outcome  # type: ignore[return-value] # set by whoever set `done`
+        return task.outcome  # type: ignore[return-value] # set before `pending` was released
 
     def _held_back(self, device: str, stall: _Stall) -> str | None:
         """Say why this device must not be read now; None when it may be."""
-        if not stall.done.is_set():
+        if stall.pending.locked():
             return "the read that stalled has not returned"
         since_s = self._monotonic() - stall.at_s
         if since_s >= FORGIVEN_AFTER_S:

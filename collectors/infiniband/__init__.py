@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Ports = tuple[PortState, ...]
     Outcome = Reading | Stalled | Exception
 
+SOONEST_RESCAN_S = 5.0
 _NODE = ""  # the owner, among devices' names, of the series that belong to the whole node
 
 
@@ -35,7 +36,8 @@ class Options:
     """Configuration of the collector."""
 
     slow_interval: Duration = field(
-        default=Duration(60), metadata={"help": "How often error counters and hw_counters are read."}
+        default=Duration(60),
+        metadata={"help": "How often error counters and hw_counters are read, and (from 5s to 1m) devices looked for."},
     )
     device_include: tuple[str, ...] = field(default=(), metadata={"help": "Globs of device names to read; empty: all."})
     device_exclude: tuple[str, ...] = field(
@@ -70,6 +72,8 @@ class InfiniBand(Collector):
             hw_counters=keys.hw_counters,
             fabric_ethernet=keys.fabric_ethernet,
         )
+        # Devices come and go, and what is wanted to be seen often is wanted to be found soon.
+        self.rescan_s = min(max(options.slow_interval, SOONEST_RESCAN_S), type(self).rescan_s)
         limit_s = ctx.timeout_s / 4  # a run of the bulkhead takes up to three times that
         self._bulkhead: Bulkhead[Reading] = Bulkhead("infiniband", limit_s, ctx.clock.monotonic)
         self._expectation = Expectation(ctx)

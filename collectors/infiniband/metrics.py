@@ -333,7 +333,7 @@ FABRIC_PORTS = Metric(
 SATURATED = Metric(
     "infiniband_counter_saturated",
     Kind.GAUGE,
-    "1 when a narrow counter (by file name) stands at its maximum and counts no more.",
+    "1 for a narrow counter (by file name) that stands at its maximum and counts no more; absent for all others.",
     (*_PORT, "counter"),
 )
 READ_ERRORS = Metric(

@@ -109,14 +109,14 @@ class Column(NamedTuple):
 
 
 class Counters:
-    """Counters of one port that are read together, and the saturation flags of the narrow ones."""
+    """Counters of one port that are read together, and a flag for each narrow one that stands at its maximum."""
 
     def __init__(self, root: str, columns: Sequence[Column], port: str, faults: Faults) -> None:
         self.files = PatientFiles(root, [column.file for column in columns], port, faults)
         self._columns = tuple(columns)
         self._converted = [(i, convert) for i, c in enumerate(columns) if (convert := _conversion(c.source))]
-        self._narrow = [(i, c.source.limit) for i, c in enumerate(columns) if c.flag is not None]
-        self._all_keys = (*(c.key for c in columns), *(c.flag for c in columns if c.flag is not None))
+        self._narrow = [(i, c.source.limit, c.flag) for i, c in enumerate(columns) if c.flag is not None]
+        self._all_keys = tuple(column.key for column in columns)
         self._troubled = False
         self.keys: tuple[Key, ...] = ()
         self.values: list[Value] = []
@@ -127,16 +127,18 @@ class Counters:
             return
         complete = not self.files.failed and not self._troubled and len(self.files.active) == len(self._columns)
         if complete and (numbers := plain_numbers(self.files.contents)) is not None:
-            self.keys = self._all_keys
-            self.values = self._values_of(numbers)
+            self._take(numbers)
         else:
             self._look_at_each(now_s)
 
-    def _values_of(self, numbers: list[int]) -> list[Value]:
-        values: list[Value] = [*numbers, *(1 if numbers[i] == limit else 0 for i, limit in self._narrow)]
+    def _take(self, numbers: list[int]) -> None:
+        """Take all numbers at once."""
+        values: list[Value] = [*numbers]
         for i, convert in self._converted:
             values[i] = convert(numbers[i])
-        return values
+        full = [flag for i, limit, flag in self._narrow if numbers[i] == limit]
+        self.keys = (*self._all_keys, *full) if full else self._all_keys
+        self.values = values + [1] * len(full)
 
     def _look_at_each(self, now_s: float) -> None:
         """Take what can be read, one by one."""
@@ -156,8 +158,8 @@ class Counters:
                 continue
             convert = _conversion(column.source)
             found.append((column.key, convert(number) if convert else number))
-            if column.flag is not None:
-                flags.append((column.flag, 1 if number == column.source.limit else 0))
+            if column.flag is not None and number == column.source.limit:
+                flags.append((column.flag, 1))
         self._troubled = bool(self.files.failed) or len(self.files.active) < len(self._columns)
         self.keys, self.values = _unzip(found + flags)
 

@@ -256,8 +256,7 @@ def test_narrow_counter_at_its_maximum_is_shown_and_called_saturated(
     values = Probe(InfiniBand, sysfs=tmp_path).collect().values
     assert values[port(f"node_infiniband_{name}")] == limit
     assert values[port("infiniband_counter_saturated", counter=file)] == 1
-    assert values[port("infiniband_counter_saturated", "mlx5_ib1", counter=file)] == 0
-    assert port("infiniband_counter_saturated", counter="port_xmit_data") not in values
+    assert sum(series.startswith("infiniband_counter_saturated") for series in values) == 1
 
 
 def test_two_ports_of_one_device_have_their_own_series_and_netdevs(tmp_path: Path) -> None:

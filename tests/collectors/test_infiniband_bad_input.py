@@ -100,7 +100,7 @@ def break_reads(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int | None], 
         (b"9" * 5000, "range"),
     ],
 )
-@pytest.mark.parametrize(("file", "series"), [(COUNTER, {COUNTER_SERIES, FLAG_SERIES}), (HW_COUNTER, {HW_SERIES})])
+@pytest.mark.parametrize(("file", "series"), [(COUNTER, {COUNTER_SERIES}), (HW_COUNTER, {HW_SERIES})])
 def test_bad_counter_costs_itself_only(
     *, tree: Path, port1: Path, file: str, series: set[str], text: bytes, label: str
 ) -> None:
@@ -131,7 +131,7 @@ def test_saturation_is_told_beside_a_bad_counter_too(tree: Path, port1: Path) ->
     (port1 / COUNTER).write_text("65535\n", encoding="utf-8")
     values = Probe(InfiniBand, sysfs=tree).collect().values
     assert (values[COUNTER_SERIES], values[FLAG_SERIES]) == (65535, 1)
-    assert values['infiniband_counter_saturated{device="mlx5_ib0",port="1",counter="VL15_dropped"}'] == 0
+    assert sum(series.startswith("infiniband_counter_saturated") for series in values) == 1
 
 
 @pytest.mark.parametrize("text", ["N/A (no PMA)\n", "N/A (not available)\n"])
@@ -147,7 +147,7 @@ def test_counter_that_the_driver_does_not_have_is_absent_and_no_error(tree: Path
 @pytest.mark.parametrize(
     ("file", "series"),
     [
-        (COUNTER, {COUNTER_SERIES, FLAG_SERIES}),
+        (COUNTER, {COUNTER_SERIES}),
         (HW_COUNTER, {HW_SERIES}),
         ("ports/1/rate", {RATE_SERIES}),
         ("phys_state", {PHYSICAL_SERIES}),

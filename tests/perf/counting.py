@@ -5,28 +5,30 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from agent.hw import sysfs
-
+_COUNTED = ("pread", "open", "stat", "listdir", "scandir")
+_AUDITED = {"open": "open", "os.listdir": "listdir", "os.scandir": "scandir"}
 _counting: list[Counter[str]] = []
 
 
 def _audit(event: str, _: tuple[Any, ...]) -> None:
-    # Audit hooks cannot be removed, so one hook serves all; sys.audit covers open, os.listdir, os.scandir.
-    if _counting and event in ("open", "os.listdir", "os.scandir"):
-        _counting[-1][event.removeprefix("os.")] += 1
+    # Audit hooks cannot be removed, so one serves all counts.
+    if _counting and event in _AUDITED:
+        _counting[-1][_AUDITED[event]] += 1
 
 
 sys.addaudithook(_audit)
 
 
 class CountedCalls:
-    """Counts the calls of this process while it is entered. `reads` are reads of kept descriptors."""
+    """Counts the calls of this process while it is entered; the calls themselves are made as ever."""
 
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
+        self._real: dict[str, Callable[..., Any]] = {}
 
     @property
     def reads(self) -> int:
@@ -35,13 +37,13 @@ class CountedCalls:
 
     def as_dict(self) -> dict[str, int]:
         """All counts, those that must be zero included."""
-        return {name: self._calls[name] for name in ("pread", "open", "stat", "listdir", "scandir")}
+        return {name: self._calls[name] for name in _COUNTED}
 
-    def __enter__(self) -> CountedCalls:
+    def __enter__(self) -> "CountedCalls":  # noqa: PYI034, UP037 - typing.Self needs Python 3.11
         """Start counting."""
         self._real = {"pread": os.pread, "stat": os.stat, "lstat": os.lstat}
         for name in self._real:
-            setattr(sysfs.os, name, self._wrapped(name))
+            setattr(os, name, self._wrapped(name))
         _counting.append(self._calls)
         return self
 
@@ -51,13 +53,13 @@ class CountedCalls:
         """Stop counting."""
         _counting.pop()
         for name, call in self._real.items():
-            setattr(sysfs.os, name, call)
+            setattr(os, name, call)
 
-    def _wrapped(self, name: str) -> Any:
-        real, calls = self._real[name], self._calls
+    def _wrapped(self, name: str) -> Callable[..., Any]:
+        real, counted_as = self._real[name], name.removeprefix("l")
 
-        def counted(*args: Any, **kwargs: Any) -> Any:
-            calls[name.removeprefix("l")] += 1
-            return real(*args, **kwargs)
+        def counted(*arguments: Any, **more: Any) -> Any:
+            self._calls[counted_as] += 1
+            return real(*arguments, **more)
 
         return counted
