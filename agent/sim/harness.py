@@ -1,7 +1,7 @@
 """Run one collector without the engine: the test kit for authors of collectors.
 
-    probe = Probe(Thermal, sysfs=tmp_path)
-    assert probe.collect().values == {'host_temperature_celsius{zone="cpu"}': 41.5}
+probe = Probe(Thermal, sysfs=tmp_path)
+assert probe.collect().values == {'host_temperature_celsius{zone="cpu"}': 41.5}
 """
 
 from __future__ import annotations
