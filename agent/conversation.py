@@ -8,6 +8,7 @@ second one would wait for the client's delayed acknowledgement (40 ms); nothing 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import ipaddress
 import logging
@@ -254,15 +255,7 @@ class Conversation(BaseHTTPRequestHandler):
         """
         if any(self.headers.get(name) is not None for name in _FORWARDED):
             return False
-        host = (self.headers.get("Host") or "localhost").strip().lower()
-        host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-        if host in {"localhost", _HOST_NAME, _HOST_NAME.partition(".")[0]}:
-            return True
-        try:
-            ipaddress.ip_address(host)
-        except ValueError:
-            return False
-        return True
+        return _names_this_node(self.headers.get("Host") or "localhost")
 
     # Answering
 
@@ -331,3 +324,16 @@ class Conversation(BaseHTTPRequestHandler):
             with contextlib.suppress(OSError, ValueError):
                 sock.settimeout(0)
                 sock.unwrap()
+
+
+@functools.lru_cache(maxsize=64)  # a scraper sends the same one every time
+def _names_this_node(host_header: str) -> bool:
+    host = host_header.strip().lower()
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    if host in {"localhost", _HOST_NAME, _HOST_NAME.partition(".")[0]}:
+        return True
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

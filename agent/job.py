@@ -196,7 +196,7 @@ class Job:
 
     def _settle(self, state: JobState, reason: str, batch: Batch) -> None:
         """Count every failure, log only what changed."""
-        failing = {str(what): text for what, text in batch.failures}
+        failing = dict(batch.failures)
         self.errors += len(batch.failures) + (state is JobState.FAILED)
         for what, text in failing.items():
             if self._failing.get(what) != text:

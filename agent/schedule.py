@@ -130,12 +130,12 @@ class Scheduler:
         """Close what was removed, let its successors begin. False when the runner has nothing left and must end."""
         with self._lock:
             retired = [job for job in runner.jobs if job.retired]
+            runner.jobs = [job for job in runner.jobs if job not in retired]
         for job in retired:
             job.close()  # may take a while; the lock must not wait for it
         with self._lock:
-            runner.jobs = [job for job in runner.jobs if job not in retired]
             for job in retired:
-                self._leaving.pop(job.name, None)
+                del self._leaving[job.name]
             self._place([self._waiting.pop(job.name) for job in retired if job.name in self._waiting])
             runner.ended = not runner.jobs
         return not runner.ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -46,10 +47,17 @@ def source(place: Place, name: str, text: str = "1") -> Path:
     return path
 
 
+def of_threads(pid: int, name: str) -> list[str]:
+    """Return this file of every thread that a process has; one may end meanwhile."""
+    texts = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            texts.append((task / name).read_text())
+    return texts
+
+
 def children_of(pid: int) -> list[int]:
-    return [
-        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
-    ]
+    return [int(word) for text in of_threads(pid, "children") for word in text.split()]
 
 
 def error_lines(text: str) -> list[str]:
@@ -406,12 +414,14 @@ def test_service_manager_is_told_of_start_reload_and_end(
     assert agent.process.wait(5) == 0
 
 
+@pytest.mark.parametrize("hanging", [False, True], ids=["idle", "hanging"])
 def test_watchdog_is_fed_in_time_also_while_collectors_hang(
-    place: Place, start: Callable[..., Agent], manager: Manager
+    place: Place, start: Callable[..., Agent], manager: Manager, *, hanging: bool
 ) -> None:
-    path = place.folder / "shared"
-    hangs(path)
-    place.configure(kit_shared={"path": str(path), **HASTY})
+    if hanging:
+        path = place.folder / "shared"
+        hangs(path)
+        place.configure(kit_shared={"path": str(path), **HASTY})
     start(NOTIFY_SOCKET=str(manager.path), WATCHDOG_USEC="400000")
     assert manager.next()["READY"] == "1"
     assert manager.next() == {"WATCHDOG": "1"}
@@ -436,7 +446,7 @@ def test_idle_agent_sleeps(place: Place, start: Callable[..., Agent]) -> None:
     until(lambda: agent.get("/readyz")[0] == 200)
 
     def wakes() -> int:
-        statuses = [(task / "status").read_text() for task in Path(f"/proc/{agent.process.pid}/task").iterdir()]
+        statuses = of_threads(agent.process.pid, "status")
         return sum(int(text.split("\nvoluntary_ctxt_switches:")[1].split()[0]) for text in statuses)
 
     def sleeps_on() -> bool:

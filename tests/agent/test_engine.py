@@ -16,7 +16,7 @@ from agent.configtree import ConfigError
 from agent.engine import REMOTE_SLACK_S, Engine
 from agent.job import JobState
 from agent.registry import Plugin
-from tests.agent.kit import ProcessReading, Reading, Steady, ThreadReading, answers, shown, until
+from tests.agent.kit import ProcessReading, Reading, Steady, ThreadReading, answers, hangs, recovers, shown, until
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -184,8 +184,12 @@ def test_node_exporters_names_can_be_left_off_the_page(site: Site) -> None:
 
 def test_first_round_stays_done_when_a_reload_adds_a_collector(site: Site) -> None:
     engine = site.engine(site.reads(Steady))
-    engine.reload(site.settings(site.reads(Steady), site.reads(ThreadReading)))
+    added = site.reads(ThreadReading)
+    hangs(site.folder / ThreadReading.name)
+    engine.reload(site.settings(site.reads(Steady), added, "collectors.kit_thread.timeout=60s"))
+    assert engine.collectors["kit_thread"][1].runs == 0
     assert engine.first_round_done
+    recovers(site.folder / ThreadReading.name, "1")
 
 
 def test_reload_keeps_what_is_equal_and_replaces_what_is_not(site: Site) -> None:

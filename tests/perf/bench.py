@@ -8,6 +8,7 @@ same reason the counts at the end matter more than the times: each of those read
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -51,6 +52,7 @@ class InProcess:
         self.engine = Engine(loaded, plugins, log_setup=lambda: None, clock=self.clock)
         self._job = self.engine.make_jobs()[0]
         self.cycle()
+        gc.freeze()  # as the daemon does after its first round
 
     def cycle(self) -> None:
         """Collect what is due, derive, and render the page once."""
