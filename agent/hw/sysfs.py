@@ -12,6 +12,7 @@ import errno
 import itertools
 import os
 import resource
+import stat
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
@@ -56,12 +57,21 @@ def entries(directory: str) -> dict[str, int]:
 
 def link_name(path: str) -> str:
     """Return the name of what a symbolic link leads to, a driver's say; empty when there is no link."""
-    return os.path.basename(os.path.realpath(path)) if os.path.islink(path) else ""
+    try:
+        name = os.path.basename(os.readlink(path))
+    except OSError:
+        return ""
+    # The kernel's links end in a name, and reading one is a tenth of resolving it; another file system's may not.
+    return os.path.basename(os.path.realpath(path)) if name in {"", ".", ".."} else name
 
 
-def real_directory(path: str) -> str:
-    """Return where a directory really is, links followed; empty when there is none."""
-    return os.path.realpath(path) if os.path.isdir(path) else ""
+def directory_identity(path: str) -> tuple[int, int] | None:
+    """Return device and inode of a directory, links followed; None when there is none."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISDIR(status.st_mode) else None
 
 
 class FileGroup:

@@ -216,6 +216,7 @@ def _write(directory: Path, files: Mapping[str, str]) -> None:
 
 def _link(link: Path, target: Path) -> None:
     link.parent.mkdir(parents=True, exist_ok=True)
-    shared = next(parent for parent in (link.parent, *link.parent.parents) if target.is_relative_to(parent))
+    # As the kernel writes it: up to a directory above both, and down to the target's own name.
+    shared = next(parent for parent in (link.parent, *link.parent.parents) if target.parent.is_relative_to(parent))
     up = Path(*[".."] * len(link.parent.relative_to(shared).parts))
     link.symlink_to(up / target.relative_to(shared))  # relative, so that a tree can be moved

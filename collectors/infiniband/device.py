@@ -12,7 +12,7 @@ import fnmatch
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from agent.hw.sysfs import link_name, read_text, real_directory
+from agent.hw.sysfs import directory_identity, link_name, read_text
 from collectors.infiniband import metrics, roles
 from collectors.infiniband.faults import Faults
 from collectors.infiniband.port import Port, PortState, listing_of
@@ -77,7 +77,7 @@ class Device:
         self.name = name
         self._path = f"{directory}/{name}"
         self._around = around
-        self._identity: tuple[str, str] | None = None
+        self._identity: tuple[str, tuple[int, int]] | None = None
         self._forget()
 
     def scan(self) -> Reading:
@@ -155,13 +155,13 @@ class Device:
     # Discovery
 
     def _scan(self) -> None:
-        real_path = real_directory(self._path)
-        if not real_path:
+        directory = directory_identity(self._path)
+        if directory is None:
             raise DeviceGoneError(f"{self._path}: gone, or no device")
         self._scanned = False
         self._faults.lost = False
         guid = self._attribute("node_guid")
-        identity = (guid, real_path)
+        identity = (guid, directory)
         if identity != self._identity:
             self._forget()
             self._identity = identity
@@ -191,7 +191,6 @@ class Device:
         board = (self._attribute("board_id"), self._attribute("fw_ver"), self._attribute("hca_type"))
         numa = self._attribute("device/numa_node")
         keys: list[Key] = [(metrics.INFO, (self.name, *board))]
-        routes = roles.default_routes(self._around.proc)
         declared = any(fnmatch.fnmatchcase(self.name, pattern) for pattern in self._around.fabric_ethernet)
         for port in self._ports:
             netdevs = roles.netdevs_of_port(f"{pci}/net", port.number, only_port=len(self._ports) == 1)
@@ -201,13 +200,17 @@ class Device:
                 self.name,
                 link_layer,
                 driver=driver,
-                serves_host=any(roles.serves_host(f"{pci}/net", netdev, routes) for netdev in netdevs),
+                serves_host=link_layer == roles.ETHERNET and self._serves_host(f"{pci}/net", netdevs),
                 declared_fabric=declared,
             )
             self._roles[port.name] = role
             where = (guid, link_name(pci), "" if numa == "-1" else numa, ",".join(netdevs), driver)
             keys.append((metrics.DEVICE_INFO, (self.name, port.name, role, link_layer, *where)))
         self._info = Info(tuple(keys))
+
+    def _serves_host(self, net: str, netdevs: Sequence[str]) -> bool:
+        routes = roles.default_routes(self._around.proc)
+        return any(roles.serves_host(net, netdev, routes) for netdev in netdevs)
 
     def _order(self) -> None:
         """List what is read in each tier and what is shown."""

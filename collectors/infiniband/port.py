@@ -60,17 +60,22 @@ class Port:
         self._root = root
         self._labels = (device, self.name)
         self._faults = faults
-        self._hw_counters = hw_counters
+        self._directories = ("", "counters", "counters_ext", *(("hw_counters",) if hw_counters else ()))
+        self._found: dict[str, Mapping[str, int]] = {}
         self._listings: dict[str, Mapping[str, int]] = {}  # file and inode that each section was made from
 
     def scan(self, now_s: float) -> bool:
         """Look which files there are; True when any are new. Unchanged sections keep their descriptors."""
-        status = self._list("", now_s)
-        pma = self._columns("counters", metrics.COUNTERS, self._list("counters", now_s))
-        extended = self._columns("counters_ext", metrics.COUNTERS_EXT, self._list("counters_ext", now_s))
+        found = {directory: self._list(directory, now_s) for directory in self._directories}
+        if found == self._found:
+            return False
+        self._found = found
+        status = found[""]
+        pma = self._columns("counters", metrics.COUNTERS, found["counters"])
+        extended = self._columns("counters_ext", metrics.COUNTERS_EXT, found["counters_ext"])
         fast = {column: inode for column, inode in pma.items() if column.source.often} | extended
         # Hardware counters last and in one go: the driver answers all of them from one query while that is young.
-        slow = {column: inode for column, inode in pma.items() if not column.source.often} | self._hw_columns(now_s)
+        slow = {column: inode for column, inode in pma.items() if not column.source.often} | self._hw_columns(found)
         self.restriction.files = [column.file for column in pma]
         changed = False
         if self._is_new("status", {f"{self.directory}/{name}": status.get(name, 0) for name in _STATUS_FILES}):
@@ -87,6 +92,7 @@ class Port:
 
     def forget(self) -> None:
         """Hold nothing against the files any more: they are not there."""
+        self._found = {}
         for section in self._listings:
             self._is_new(section, {})
 
@@ -114,11 +120,9 @@ class Port:
                 columns[Column(path, (source.metric, self._labels), source, flag)] = found[file]
         return columns
 
-    def _hw_columns(self, now_s: float) -> dict[Column, int]:
+    def _hw_columns(self, listings: Mapping[str, Mapping[str, int]]) -> dict[Column, int]:
         """Return the hardware counters: those with names of their own, then others, sorted, as far as allowed."""
-        if not self._hw_counters:
-            return {}
-        found = self._list("hw_counters", now_s)
+        found = listings.get("hw_counters", {})
         columns = self._columns("hw_counters", metrics.HW_COUNTERS, found)
         others = sorted(file for file in found if file not in metrics.HW_COUNTERS and _is_wanted(file))
         generic = metrics.Source(metrics.HW_COUNTER)

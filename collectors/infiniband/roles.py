@@ -19,6 +19,8 @@ FRONTEND = "frontend"
 ROCE = "roce"
 UNKNOWN = "unknown"
 
+ETHERNET = "Ethernet"  # what link_layer says of RoCE
+
 _FRONTEND_NAME = re.compile(r"(mlx5_an|mana_)\d+")
 _FRONTEND_DRIVERS = frozenset({"mana", "mana_ib"})
 
@@ -36,7 +38,7 @@ def role_of(device: str, link_layer: str, *, driver: str, serves_host: bool, dec
     """
     if link_layer == "InfiniBand":
         return FABRIC
-    if link_layer != "Ethernet":
+    if link_layer != ETHERNET:
         return UNKNOWN
     if declared_fabric:
         return FABRIC

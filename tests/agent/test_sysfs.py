@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.hw.sysfs import FileGroup, entries, link_name, read_text, real_directory
+from agent.hw.sysfs import FileGroup, directory_identity, entries, link_name, read_text
 
 
 def write(directory: Path, **texts: str) -> list[str]:
@@ -59,14 +59,15 @@ def test_link_name_is_where_the_link_leads(tmp_path: Path) -> None:
     assert link_name(str(tmp_path / "nowhere")) == ""
 
 
-def test_real_directory_follows_links_and_is_empty_for_what_is_none(tmp_path: Path) -> None:
+def test_directory_identity_follows_links_and_is_none_for_what_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
     (tmp_path / "dangling").symlink_to("nowhere")
     write(tmp_path, file="1")
-    assert real_directory(str(tmp_path / "link")) == str(tmp_path / "real")
-    assert real_directory(str(tmp_path / "dangling")) == ""
-    assert real_directory(str(tmp_path / "file")) == ""
+    status = (tmp_path / "real").stat()
+    assert directory_identity(str(tmp_path / "link")) == (status.st_dev, status.st_ino)
+    assert directory_identity(str(tmp_path / "dangling")) is None
+    assert directory_identity(str(tmp_path / "file")) is None
 
 
 def test_group_reads_fresh_contents_in_order(tmp_path: Path) -> None:
