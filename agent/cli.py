@@ -10,14 +10,14 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from agent import __version__, log
-from agent.configtree import ConfigError
+from agent.config.tree import ConfigError
 from agent.registry import RegistryError, installed, refuse_strangers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from agent.config.settings import Settings
     from agent.registry import Plugin
-    from agent.settings import Settings
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -86,7 +86,7 @@ class _Invocation:
 def _run(call: _Invocation) -> int:
     from agent.daemon import Daemon, ListenError, leave  # noqa: PLC0415 - sockets and servers, when needed
     from agent.engine import Engine  # noqa: PLC0415
-    from agent.webconfig import WebConfigError  # noqa: PLC0415
+    from agent.server.webconfig import WebConfigError  # noqa: PLC0415
 
     engine = Engine(call.settings(), call.plugins, log_setup=call.log_setup)
     try:
@@ -143,7 +143,7 @@ def _metrics(call: _Invocation) -> int:
 
 
 def _config(call: _Invocation) -> int:
-    from agent.configtext import default_text, show  # noqa: PLC0415 - yaml and msgspec, when needed
+    from agent.config.text import default_text, show  # noqa: PLC0415 - yaml and msgspec, when needed
     from agent.reports import usable_collectors  # noqa: PLC0415
 
     classes = usable_collectors(call.plugins)
@@ -161,7 +161,7 @@ def _config(call: _Invocation) -> int:
 def _check_web_config(path: str) -> None:
     from pathlib import Path  # noqa: PLC0415
 
-    from agent.webconfig import WebConfig, WebConfigError  # noqa: PLC0415 - ssl and bcrypt, when needed
+    from agent.server.webconfig import WebConfig, WebConfigError  # noqa: PLC0415 - ssl and bcrypt, when needed
 
     try:
         WebConfig(Path(path))

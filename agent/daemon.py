@@ -14,20 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from agent import __version__
-from agent.configtree import ConfigError
-from agent.listen import parse_listen
+from agent.config.tree import ConfigError
 from agent.notify import Notifier
 from agent.server import Server
+from agent.server.listen import parse_listen
+from agent.server.webconfig import WebConfig
 from agent.snapshot import describe
 from agent.web import WebApp
-from agent.webconfig import WebConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from agent.config.settings import Settings
     from agent.engine import Engine
-    from agent.settings import Settings
 
 log = logging.getLogger("agent")
 

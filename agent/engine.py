@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from agent.api import Clock, Collector, Event, State
+    from agent.config.settings import Settings
     from agent.events import Recorded
     from agent.registry import Plugin
-    from agent.settings import Settings
 
 HIDDEN_WITHOUT_NODE_NAMES = ("node_infiniband_",)
 REMOTE_SLACK_S = 2.0  # what replacing a hung worker takes besides its two deadlines

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from agent.api import Collector, Lane, Metric, NoOptions
-from agent.configtree import ConfigError
+from agent.config.tree import ConfigError
 from agent.registry import PluginError, conflicting_metric
 from agent.snapshot import describe
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from agent.config.settings import CollectorSettings, Settings
     from agent.registry import Plugin
-    from agent.settings import CollectorSettings, Settings
 
 RESERVED_PREFIX = "hpcwatch_"
 

@@ -10,8 +10,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from agent import __version__
-from agent.exchange import Request, Response
 from agent.exposition import OPENMETRICS, TEXT
+from agent.server.exchange import Request, Response
 from agent.status import collector_rows
 
 if TYPE_CHECKING:

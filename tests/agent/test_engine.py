@@ -12,7 +12,7 @@ import pytest
 from agent import log
 from agent.api import Collector, Event, Kind, Metric, Severity
 from agent.config import Sources, load
-from agent.configtree import ConfigError
+from agent.config.tree import ConfigError
 from agent.engine import REMOTE_SLACK_S, Engine
 from agent.job import JobState
 from agent.registry import Plugin
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api import Out
+    from agent.config.settings import Settings
     from agent.derive import View
-    from agent.settings import Settings
 
 NODE_NAME = Metric("node_infiniband_kit_total", Kind.COUNTER, "A name that node_exporter has, too.")
 

@@ -11,7 +11,7 @@ import pytest
 
 from agent.api import Collector, Duration, Kind, Lane, Metric, NoOptions
 from agent.config import Sources, load
-from agent.configtree import ConfigError
+from agent.config.tree import ConfigError
 from agent.plan import Plan, plan
 from agent.registry import GROUP, Plugin
 

@@ -17,9 +17,9 @@ from agent import __version__
 from agent.api import Collector, Event, Kind, Lane, Metric, NotPresent, Out, Severity
 from agent.config import Sources, load
 from agent.engine import Engine
-from agent.exchange import Request, Response
 from agent.exposition import OPENMETRICS, TEXT
 from agent.registry import GROUP, Plugin
+from agent.server.exchange import Request, Response
 from agent.web import WebApp, accepts_gzip, prefers_openmetrics
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.redaction import MASK, is_secret, mask, show
+from agent.config.redaction import MASK, is_secret, mask, show
 
 
 @pytest.mark.parametrize("key", ["token", "password", "connection_string", "api_key", "client-secret", "Key", "passwd"])

@@ -12,8 +12,8 @@ import pytest
 
 from agent.api import Duration
 from agent.config import Sources, load
-from agent.configtree import ConfigError
-from agent.settings import AgentSettings, Names, PrometheusSettings, Settings
+from agent.config.settings import AgentSettings, Names, PrometheusSettings, Settings
+from agent.config.tree import ConfigError
 
 COLLECTORS = ("host", "infiniband", "gpu")
 OUTPUTS = ("remote_write",)

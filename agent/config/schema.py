@@ -25,10 +25,10 @@ from typing import Any, Literal, TypeVar, Union
 
 import msgspec
 
-from agent import redaction
 from agent.api import Duration
-from agent.configfile import resolve
-from agent.configtree import ConfigError, Node, Scalar, join
+from agent.config import redaction
+from agent.config.file import resolve
+from agent.config.tree import ConfigError, Node, Scalar, join
 
 T = TypeVar("T")
 

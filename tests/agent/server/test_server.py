@@ -19,11 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from agent.exchange import Limits, Request, Response
-from agent.links import Phase
-from agent.listen import TcpAddress, parse_listen
 from agent.server import Server
-from tests.agent.serving import GET, Pages, becomes_true, connect, connect_unix, serving
+from agent.server.exchange import Limits, Request, Response
+from agent.server.links import Phase
+from agent.server.listen import TcpAddress, parse_listen
+from tests.agent.server.serving import GET, Pages, becomes_true, connect, connect_unix, serving
 
 _DATA_SEGMENTS_IN = 152  # offset of tcpi_data_segs_in in struct tcp_info, include/uapi/linux/tcp.h
 

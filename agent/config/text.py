@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from agent import redaction
 from agent.api import Collector, Duration
-from agent.configfile import dump
-from agent.configschema import field_types, fields, sections
-from agent.settings import AgentSettings, CollectorKeys, OutputKeys, PrometheusSettings, Settings
+from agent.config import redaction
+from agent.config.file import dump
+from agent.config.schema import field_types, fields, sections
+from agent.config.settings import AgentSettings, CollectorKeys, OutputKeys, PrometheusSettings, Settings
 
 _HEADER = """\
 # Configuration of hpcwatch. Every key is optional: what stands here commented out are the defaults.

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from agent.passwords import Passwords, is_hash
+from agent.server.passwords import Passwords, is_hash
 
 if TYPE_CHECKING:
-    from agent.tls import Tls
+    from agent.server.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class WebConfig:
         if not parent.content.get("tls_server_config"):
             self._watched = self._watched[:1]
             return None
-        from agent.tls import TlsError, TlsOptions, make_tls  # noqa: PLC0415 - ssl is large
+        from agent.server.tls import TlsError, TlsOptions, make_tls  # noqa: PLC0415 - ssl is large
 
         defaults = {field.name: field.default for field in fields(TlsOptions)}
         section = parent.child("tls_server_config", tuple(defaults))

@@ -11,8 +11,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.configfile import MAX_BYTES, dump, parse, read, read_assignment
-from agent.configtree import ConfigError, Node, merge
+from agent.config.file import MAX_BYTES, dump, parse, read, read_assignment
+from agent.config.tree import ConfigError, Node, merge
 
 NO_VARIABLES: dict[str, str] = {}
 

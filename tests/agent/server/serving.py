@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.exchange import Application, Limits, Request, Response
-from agent.listen import TcpAddress
 from agent.server import Server
-from agent.webconfig import WebConfig
+from agent.server.exchange import Application, Limits, Request, Response
+from agent.server.listen import TcpAddress
+from agent.server.webconfig import WebConfig
 
 PATIENCE_S = 10.0
 ANY_PORT = TcpAddress("127.0.0.1", 0)

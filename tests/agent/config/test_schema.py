@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api import Duration
-from agent.configfile import dump, parse
-from agent.configschema import decode, expected, nearest_name
-from agent.configtree import ConfigError
+from agent.config.file import dump, parse
+from agent.config.schema import decode, expected, nearest_name
+from agent.config.tree import ConfigError
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.conversation import Conversation
-from agent.exchange import Application, Limits, Request, Response
-from agent.links import LinkTable
-from agent.listen import TcpAddress, open_tcp, open_unix, parse_listen
+from agent.server.conversation import Conversation
+from agent.server.exchange import Application, Limits, Request, Response
+from agent.server.links import LinkTable
+from agent.server.listen import TcpAddress, open_tcp, open_unix, parse_listen
 
 if TYPE_CHECKING:
-    from agent.webconfig import WebConfig
+    from agent.server.webconfig import WebConfig
 
 __all__ = ["Application", "Limits", "Request", "Response", "Server", "TcpAddress", "parse_listen"]
 

@@ -1,6 +1,6 @@
 """The settings in force, as frozen dataclasses: each field is a configuration key, with its default and explanation.
 
-Frozen dataclasses with `metadata` as agent/configschema.py describes; a collector's own keys are its `Options`.
+Frozen dataclasses with `metadata` as agent/config/schema.py describes; a collector's own keys are its `Options`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from agent.api import Duration
-from agent.configschema import decode
-from agent.configtree import Node
+from agent.config.schema import decode
+from agent.config.tree import Node
 
 T = TypeVar("T")
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import yaml
 
-from agent import redaction
-from agent.configtree import ConfigError, Node, Scalar, join
+from agent.config import redaction
+from agent.config.tree import ConfigError, Node, Scalar, join
 
 MAX_BYTES = 1 << 20
 MAX_NODES = 20_000  # after aliases are expanded; the largest sensible configuration has some hundreds

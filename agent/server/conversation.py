@@ -21,13 +21,13 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, NoReturn, cast
 from urllib.parse import parse_qs, unquote
 
-from agent.exchange import Application, Limits, Request, Response
-from agent.links import Link, LinkTable, Phase
+from agent.server.exchange import Application, Limits, Request, Response
+from agent.server.links import Link, LinkTable, Phase
 
 if TYPE_CHECKING:
     import ssl
 
-    from agent.webconfig import WebConfig, WebSettings
+    from agent.server.webconfig import WebConfig, WebSettings
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from agent import configfile
-from agent.configschema import decode, entries, unknown_key
-from agent.configtree import ConfigError, Node, join, merge
-from agent.settings import (
+from agent.config import file
+from agent.config.schema import decode, entries, unknown_key
+from agent.config.settings import (
     BUILT_IN,
     COLLECTOR_KEYS,
     LABEL_NAME,
@@ -24,6 +23,7 @@ from agent.settings import (
     PrometheusSettings,
     Settings,
 )
+from agent.config.tree import ConfigError, Node, join, merge
 
 DEFAULT_FILE = "/etc/hpcwatch/hpcwatch.yaml"
 DEFAULT_DIRECTORY = "/etc/hpcwatch/conf.d"
@@ -68,9 +68,9 @@ def load(sources: Sources, *, collector_names: Sequence[str], output_names: Sequ
 def _read(sources: Sources) -> Node:
     tree = Node({}, BUILT_IN)
     for path in [*(sources.files or _default_files(sources.default_file)), *_fragments(sources.directory)]:
-        tree = _lay(tree, configfile.read(path, sources.environ))
+        tree = _lay(tree, file.read(path, sources.environ))
     for assignment in sources.sets:
-        tree = _lay(tree, configfile.read_assignment(assignment, sources.environ))
+        tree = _lay(tree, file.read_assignment(assignment, sources.environ))
     for key, root in (("sysfs", sources.sysfs), ("procfs", sources.procfs)):
         if root is not None:
             origin = f"--{key} {root}"

@@ -13,12 +13,12 @@ import yaml
 
 from agent.api import Collector, Duration
 from agent.config import Sources, load
-from agent.configschema import fields
-from agent.configtext import default_text, show
-from agent.configtree import ConfigError
-from agent.settings import AgentSettings, CollectorKeys, PrometheusSettings, Settings
+from agent.config.schema import fields
+from agent.config.settings import AgentSettings, CollectorKeys, PrometheusSettings, Settings
+from agent.config.text import default_text, show
+from agent.config.tree import ConfigError
 
-DOCUMENTATION = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+DOCUMENTATION = Path(__file__).resolve().parents[3] / "docs" / "configuration.md"
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from agent.exchange import Limits
-from agent.passwords import Passwords
 from agent.server import Server
-from agent.webconfig import WebConfig, WebConfigError
-from tests.agent.serving import GET, Answer, Client, Pages, becomes_true, connect, connect_unix, serving
+from agent.server.exchange import Limits
+from agent.server.passwords import Passwords
+from agent.server.webconfig import WebConfig, WebConfigError
+from tests.agent.server.serving import GET, Answer, Client, Pages, becomes_true, connect, connect_unix, serving
 
 TLS = "tls_server_config: {cert_file: server.crt, key_file: server.key"
 _HASHES = {"alice": bcrypt.hashpw(b"wonder", bcrypt.gensalt(4)).decode()}
@@ -226,8 +226,8 @@ def test_an_empty_file_configures_nothing(folder: Path) -> None:
 
 def test_neither_tls_nor_bcrypt_is_loaded_unless_configured(folder: Path) -> None:
     path = write(folder, "http_server_config: {http2: false}")
-    code = "import sys; from pathlib import Path; from agent.webconfig import WebConfig; "
-    code += "WebConfig(Path(sys.argv[1])); sys.exit('ssl' in sys.modules or 'bcrypt' in sys.modules)"
+    code = "import sys; from pathlib import Path; from agent.server.webconfig import WebConfig; "
+    code += "WebConfig(Path(sys.argv[1])); sys.exit(any(m in sys.modules for m in ('agent.server.tls', 'agent.server.passwords', 'bcrypt')))"
     subprocess.run([sys.executable, "-c", code, path], check=True, timeout=30)
 
 
