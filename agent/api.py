@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Value = int | float
 
 API_VERSION = 1
+DEVICE_SHARE = 0.25  # of a collector's timeout: what one device may take
 
 _METRIC_NAME = re.compile(r"(?!_total$)[a-zA-Z_:][a-zA-Z0-9_:]*")
 _SUFFIX = re.compile(r"[a-zA-Z0-9_:]*")
@@ -304,7 +305,7 @@ class NoOptions:
 class Collector:
     """Base of all collectors. Subclasses set the class attributes and write `open` and `collect`.
 
-    One instance lives in one lane and is never called by two threads at once.
+    One instance lives in one lane and is never called by two threads at once, unless it `isolates_devices`.
     """
 
     name: ClassVar[str]
@@ -315,6 +316,10 @@ class Collector:
     interval: ClassVar[Duration | None] = None  # None: agent.interval
     timeout: ClassVar[Duration] = Duration(5)
     api: ClassVar[int] = API_VERSION
+    # True: a hang between two calls of `Out.working_on` is one device's, which gets DEVICE_SHARE of the timeout. The
+    # agent then calls `collect` again at once, in another thread, on the same object; `agent.hw.bulkhead` knows which
+    # device to leave out.
+    isolates_devices: ClassVar[bool] = False
     rescan_s: float = 60.0  # how often `open` is called again; an instance may choose
 
     def __init__(self, options: Any, ctx: Context) -> None:

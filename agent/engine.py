@@ -201,6 +201,7 @@ class Engine:
             interval_s=spec.interval_s,
             timeout_s=2 * spec.timeout_s + REMOTE_SLACK_S if remote else spec.timeout_s,
             required=spec.required,
+            isolates_devices=spec.collector.isolates_devices and not remote,
         )
         job.was_present = spec.name in self._present
         return job

@@ -7,7 +7,7 @@ import logging
 import threading
 from typing import TYPE_CHECKING
 
-from agent.api import Lane, NotPresent
+from agent.api import DEVICE_SHARE, Lane, NotPresent
 from agent.snapshot import Batch, describe
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agent.snapshot import Snapshot, Store
 
 RESCAN_S = 60.0  # for hardware that is not here
+LEFT_BEHIND_LIMIT = 32  # threads of one collector that hang in devices; further hangs are the collector's own
 RESCAN_EARLY_S = 0.05  # a tick may come this much before its time, and must not put the rescan off to the next one
 
 
@@ -34,7 +35,8 @@ class Job:
     """One collector: when it is due, how long it may take, what became of it.
 
     `make` builds the collector; it is called again after the hardware was absent. `required` says that the
-    configuration wants it whether the hardware shows or not. `lane_thread` is whoever may call `run` now.
+    configuration wants it whether the hardware shows or not. `isolates_devices` is the collector's own promise.
+    `lane_thread` is whoever may call `run` now.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class Job:
         interval_s: float,
         timeout_s: float,
         required: bool = False,
+        isolates_devices: bool = False,
     ) -> None:
         self.name = name
         self.make = make
@@ -53,6 +56,7 @@ class Job:
         self.interval_s = interval_s
         self.timeout_s = timeout_s
         self.required = required
+        self.isolates_devices = isolates_devices
         self.log = logging.getLogger(name)
         self.state = JobState.STARTING
         self.reason = ""
@@ -69,6 +73,7 @@ class Job:
         self.batch = Batch()
         self.lane_thread: object = None
         self.retired = False
+        self._left_behind: list[Batch] = []  # runs that hang in a device, while later ones go on without it
         self._lock = threading.Lock()  # a run begins, ends, is evicted or changes threads: one at a time
         self._collector: Collector | None = None
         self._opened_s = 0.0
@@ -87,24 +92,26 @@ class Job:
 
     def check_at_s(self, now_s: float) -> float:
         """Return the monotonic time at which its deadline must be looked at."""
-        started_s = self.started_s
-        if started_s is None:
-            return max(self.due_s, now_s) + self.timeout_s
+        if self.started_s is None:
+            return max(self.due_s, now_s) + (self._device_limit_s if self.isolates_devices else self.timeout_s)
         if self.batch.evicted:
             return now_s + self.timeout_s  # it may come back at any time, and get stuck again
-        return started_s + self.timeout_s
+        return self._overdue_at_s()
 
     def run(self, lane_thread: object, store: Store, clock: Clock, emit: Callable[[Sequence[Event]], None]) -> bool:
         """Open if need be, collect once, publish. Never raises. False when this thread may not run it (any more)."""
-        batch = Batch()
+        batch = Batch(clock.monotonic)
+        started_s, taken_at = clock.monotonic(), clock.wall()
         with self._lock:
             if self.retired or self.lane_thread is not lane_thread:
                 return False
-            self.batch, self.started_s = batch, clock.monotonic()
-        taken_at = clock.wall()
-        state, reason, snapshot = self._attempt(batch, taken_at, self.started_s)
-        duration_s = clock.monotonic() - self.started_s
+            self.batch, self.started_s = batch, started_s
+        state, reason, snapshot = self._attempt(batch, taken_at, started_s)
+        duration_s = clock.monotonic() - started_s
         with self._lock:
+            if self._is_left_behind(batch):
+                self._left_behind.remove(batch)
+                return False
             self.started_s = None  # from here on it cannot be evicted
             if snapshot is not None:
                 store.put(snapshot, batch)
@@ -120,19 +127,25 @@ class Job:
         return True
 
     def evict(self, store: Store, now_s: float) -> bool:
-        """Give up on a run past its deadline: its series vanish, and whatever it still brings is refused.
+        """Give up on a run past its deadline: whatever it still brings is refused. False when there is none.
 
-        False when there is nothing to give up.
+        Where one device is to blame, the job is free for another thread (`lane_thread` is None) and its series stay.
+        Otherwise they vanish, and it waits for the stuck one.
         """
         with self._lock:
-            if self.started_s is None or self.batch.evicted or now_s - self.started_s < self.timeout_s:
+            if self.started_s is None or self.batch.evicted or now_s < self._overdue_at_s():
                 return False
+            self.errors += 1
+            if self._one_device_hangs:
+                store.refuse(self.batch)
+                self._left_behind.append(self.batch)
+                self.started_s, self.due_s, self.lane_thread = None, now_s, None
+                return True
             store.evict(self.batch, self.name)
             device = f" on {self.batch.device}" if self.batch.device else ""
             before = (self.state, self.reason)
             self.state, self.reason = JobState.HUNG, f"no answer within {self.timeout_s:g} s{device}"
             self.points = 0
-            self.errors += 1
             self.evictions += 1
         if before != (self.state, self.reason):
             self.log.error("collector %s: %s; its series are gone until the call returns", self.name, self.reason)
@@ -152,6 +165,24 @@ class Job:
             self.lane_thread = lane_thread
             return True
 
+    @property
+    def _device_limit_s(self) -> float:
+        return self.timeout_s * DEVICE_SHARE
+
+    @property
+    def _one_device_hangs(self) -> bool:
+        return self.isolates_devices and self.batch.device != "" and len(self._left_behind) < LEFT_BEHIND_LIMIT
+
+    def _overdue_at_s(self) -> float:
+        """Return the monotonic time at which the run in progress, or the device in its hand, has had its time."""
+        started_s = self.started_s or 0.0
+        if self._one_device_hangs:
+            return self.batch.device_since_s + self._device_limit_s
+        return started_s + self.timeout_s
+
+    def _is_left_behind(self, batch: Batch) -> bool:
+        return any(left is batch for left in self._left_behind)
+
     def close(self) -> None:
         """Release the collector. For the thread that runs it only."""
         collector, self._collector, self._open = self._collector, None, False
@@ -169,9 +200,12 @@ class Job:
                 self.found = str(collector.found())
             return JobState.OK, "", batch.finish(self.name, taken_at)
         except NotPresent as absence:
-            self.close()
+            if not self._is_left_behind(batch):
+                self.close()
             return JobState.ABSENT, _told(absence), None
         except BaseException as error:  # a plug-in may even call sys.exit; it costs itself, not the lane
+            if self._is_left_behind(batch):
+                return JobState.STARTING, "", None
             self._open = False
             self.log.debug("collector %s failed", self.name, exc_info=error)
             return JobState.FAILED, _told(error), None

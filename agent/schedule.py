@@ -180,6 +180,8 @@ class Scheduler:
             with self._lock:
                 for job in evicted:
                     self._isolate(job)
+                    if job.lane_thread is None:
+                        self._resume(job)
             self.after_tick()
         return min([now_s + RESCAN_S, *(job.check_at_s(now_s) for job in jobs)])
 
@@ -196,6 +198,13 @@ class Scheduler:
             old.jobs = [job for job in old.jobs if job not in new.jobs]
             self._shared = new
             self._launch(new)
+
+    def _resume(self, job: Job) -> None:
+        """Give a job that can go on without its stuck device to another thread; the stuck one ends when it can."""
+        for runner in self._runners:
+            if job in runner.jobs:
+                runner.jobs = [other for other in runner.jobs if other is not job]
+        self._place([job])
 
     def _place(self, jobs: Iterable[Job]) -> None:
         """Find a thread for each job: the one of the SHARED lane, or one of its own."""

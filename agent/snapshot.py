@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import operator
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.api import Event, Series
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from agent.api import Value
 
@@ -39,12 +40,14 @@ class Snapshot:
 class Batch:
     """The output of one run (`agent.api.Out`), until `finish` makes it a snapshot."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
         self.series: list[Series] = []
         self.values: list[Value] = []
         self.events: list[Event] = []
         self.failures: list[tuple[str, str]] = []
         self.device = ""
+        self.device_since_s = 0.0  # monotonic
         self.evicted = False
 
     def add(self, series: Series, value: Value) -> None:
@@ -81,6 +84,7 @@ class Batch:
         """Name the device that the next reads touch."""
         if self.evicted:
             raise EvictedError
+        self.device_since_s = self._monotonic()  # first: whoever looks must not see a new device with an old time
         self.device = device
 
     def finish(self, source: str, taken_at: float) -> Snapshot:
@@ -161,10 +165,14 @@ class Store:
             self.version += 1
             return True
 
-    def evict(self, batch: Batch, source: str) -> None:
-        """Refuse whatever this batch still brings, and drop what its source published."""
+    def refuse(self, batch: Batch) -> None:
+        """Refuse whatever this batch still brings."""
         with self._lock:
             batch.evicted = True
+
+    def evict(self, batch: Batch, source: str) -> None:
+        """Refuse whatever this batch still brings, and drop what its source published."""
+        self.refuse(batch)
         self.drop(source)
 
     def drop(self, source: str) -> None:

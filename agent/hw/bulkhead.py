@@ -1,8 +1,16 @@
 """Calls that may never return, one per device, so that a hang costs its device and nothing else.
 
-All calls of a run share one thread. A call that exceeds the limit keeps that thread (it cannot be interrupted: the
-kernel holds it); the devices behind it go on in threads of their own. A device that stalled gets no second reader
-while the first is stuck, then one thread of its own, and after repeated stalls it is left alone for a while.
+A call that hangs keeps its thread: it cannot be interrupted, the kernel holds it. Two ways to go on without it:
+
+- `run(calls)` makes all calls in a thread of the bulkhead's and waits. The call that exceeds the limit keeps that
+  thread, the devices behind it go on in threads of their own.
+- `run(calls, working_on)` makes them in the caller's thread, at the price of a function call, and tells `working_on`
+  before each which device is next. Somebody who watches that must call `run` again from another thread when it takes
+  too long (the agent does, for a collector that `isolates_devices`); the stuck caller learns of it by the exception
+  that `working_on` raises.
+
+Either way a device that stalled gets no second reader while the first is stuck, then one thread of its own, and after
+repeated stalls it is left alone for a while.
 """
 
 from __future__ import annotations
@@ -22,6 +30,10 @@ FORGIVEN_AFTER_S = 3600.0  # a device without a stall for this long counts as he
 BACKOFF_FIRST_S = 30.0
 BACKOFF_LAST_S = 900.0
 
+# Calls that have not returned, by bulkhead's name and device. They outlive the bulkhead: a new one of the same name
+# must not send a second reader after the first.
+_stuck: dict[tuple[str, str], threading.Lock] = {}
+
 
 @dataclass(frozen=True)
 class Stalled:
@@ -32,9 +44,8 @@ class Stalled:
 
 @dataclass
 class _Stall:
-    """What is held against a device. `pending` is locked until the stuck call returned."""
+    """What is held against a device: how often it stalled, and when it last did (monotonic)."""
 
-    pending: threading.Lock
     count: int
     at_s: float
 
@@ -120,27 +131,32 @@ class Bulkhead(Generic[T]):
         self._limit_s = limit_s
         self._monotonic = monotonic
         self._reader: _Reader[T] | None = None
+        self._in_hand: _Task[T] | None = None  # what a caller's own thread is reading
         self._stalls: dict[str, _Stall] = {}
 
-    def run(self, calls: Mapping[str, Callable[[], T]]) -> dict[str, T | Stalled | Exception]:
+    def run(
+        self, calls: Mapping[str, Callable[[], T]], working_on: Callable[[str], None] | None = None
+    ) -> dict[str, T | Stalled | Exception]:
         """Make every call; return per device its value, the exception it raised, or `Stalled`."""
+        careful = self._blame_what_hangs()
         outcomes: dict[str, T | Stalled | Exception] = {}
-        shared: list[_Task[T]] = []
+        together: list[_Task[T]] = []
         own: list[_Task[T]] = []
         for device, call in calls.items():
-            stall = self._stalls.get(device)
-            if stall is None:
-                shared.append(_Task(device, call))
-            elif (reason := self._held_back(device, stall)) is not None:
+            suspect, reason = self._suspicion(device)
+            if reason:
                 outcomes[device] = Stalled(reason)
             else:
-                own.append(_Task(device, call))
+                (own if suspect or careful else together).append(_Task(device, call))
         waiting = [self._start_alone(task) for task in own]
-        waiting += self._run_shared(shared)
+        if working_on is None:
+            waiting += self._run_shared(together)
+        else:
+            self._run_here(together, working_on)
         deadline_s = time.monotonic() + self._limit_s  # one for all: they run side by side
         for task in waiting:
             task.wait(max(0.0, deadline_s - time.monotonic()))
-        for task in own + shared:
+        for task in own + together:
             outcomes[task.device] = self._judge(task)
         return {device: outcomes[device] for device in calls}
 
@@ -149,6 +165,23 @@ class Bulkhead(Generic[T]):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+
+    def _run_here(self, tasks: list[_Task[T]], working_on: Callable[[str], None]) -> None:
+        for task in tasks:
+            working_on(task.device)
+            self._in_hand = task
+            task.run()
+            if self._in_hand is task:  # else another thread has gone on without this one, and `working_on` will say so
+                self._in_hand = None
+        working_on("")
+
+    def _blame_what_hangs(self) -> bool:
+        """Hold the hang of an earlier caller's thread against its device; True when there is one."""
+        task, self._in_hand = self._in_hand, None
+        if task is None or task.done:
+            return False
+        self._judge(task)
+        return True
 
     def _run_shared(self, tasks: list[_Task[T]]) -> list[_Task[T]]:
         """Run the tasks in the shared thread; return those that had to get threads of their own."""
@@ -175,18 +208,25 @@ class Bulkhead(Generic[T]):
         if not task.done:
             before = self._stalls.get(task.device)
             count = 1 if before is None else before.count + 1
-            self._stalls[task.device] = _Stall(task.pending, count, self._monotonic())
+            self._stalls[task.device] = _Stall(count, self._monotonic())
+            _stuck[self._name, task.device] = task.pending
             return Stalled(f"no answer within {self._limit_s:g} s")
         return task.outcome  # type: ignore[return-value] # set before `pending` was released
 
-    def _held_back(self, device: str, stall: _Stall) -> str | None:
-        """Say why this device must not be read now; None when it may be."""
-        if stall.pending.locked():
-            return "the read that stalled has not returned"
+    def _suspicion(self, device: str) -> tuple[bool, str]:
+        """Say whether a device wants a thread of its own, and why it must not be read now (empty: it may)."""
+        pending = _stuck.get((self._name, device))
+        if pending is not None and pending.locked():
+            self._stalls.setdefault(device, _Stall(1, self._monotonic()))
+            return True, "the read that stalled has not returned"
+        _stuck.pop((self._name, device), None)
+        stall = self._stalls.get(device)
+        if stall is None:
+            return False, ""
         since_s = self._monotonic() - stall.at_s
         if since_s >= FORGIVEN_AFTER_S:
             del self._stalls[device]
-            return None
+            return True, ""
         if stall.count > 1 and since_s < (wait_s := min(BACKOFF_FIRST_S * 2 ** (stall.count - 2), BACKOFF_LAST_S)):
-            return f"left alone for {wait_s:g} s after {stall.count} stalls"
-        return None
+            return True, f"left alone for {wait_s:g} s after {stall.count} stalls"
+        return True, ""

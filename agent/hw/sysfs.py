@@ -131,7 +131,8 @@ class FileGroup:
             try:
                 contents.append(self._read_again(position, stopped_by))
             except OSError as final:
-                errors[position] = final
+                # A fresh one: the frames in a caught exception's traceback would keep the descriptors.
+                errors[position] = OSError(final.errno, final.strerror, self._paths[self._chosen[position]])
                 contents.append(b"")
             try:
                 stopped_by = None
@@ -143,16 +144,15 @@ class FileGroup:
     def _read_again(self, position: int, error: OSError) -> bytes:
         """Read a file whose descriptor is missing or dead through a new one. Raises OSError."""
         index = self._chosen[position]
-        path = self._paths[index]
         if error.errno not in _REOPEN:
-            raise OSError(error.errno, error.strerror, path) from error
+            raise error
         was_kept = self._forget(index, position)
-        descriptor = os.open(path, _FLAGS)
+        descriptor = os.open(self._paths[index], _FLAGS)
         try:
             content = os.pread(descriptor, VALUE_LIMIT, 0)
-        except OSError as again:
+        except OSError:
             os.close(descriptor)
-            raise OSError(again.errno, again.strerror, path) from again
+            raise
         self.reopened |= was_kept
         if _may_keep(descriptor):
             self._kept[index] = self._descriptors[position] = descriptor

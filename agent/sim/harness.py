@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent.api import DEVICE_SHARE
 from agent.context import NodeContext
 from agent.sim.clock import FakeClock
-from agent.snapshot import Batch
+from agent.snapshot import Batch, EvictedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,10 +92,52 @@ class Probe:
         """Collect once. Raises AssertionError when a series was added twice: a scraper would refuse the page."""
         if not self._opened:
             self.open()
-        batch = Batch()
-        self.collector.collect(batch)
+        batch = self._run() if self.collector.isolates_devices else self._run_here()
         snapshot = batch.finish(self.collector.name, self.context.clock.wall())
         values = {s.prefix.rstrip(): value for s, value in zip(snapshot.series, snapshot.values, strict=True)}
         if len(values) != len(snapshot.series):
             raise AssertionError("a series was added twice")
         return Result(values, batch.failures, batch.events)
+
+    def _run_here(self) -> Batch:
+        batch = Batch()
+        self.collector.collect(batch)
+        return batch
+
+    def _run(self) -> Batch:
+        """Run it as the agent runs one that isolates devices: when a run hangs, another goes on without the device."""
+        while True:
+            attempt = _Attempt(self.collector)
+            if attempt.ended(self.context.timeout_s * DEVICE_SHARE):
+                if attempt.error is not None:
+                    raise attempt.error
+                return attempt.batch
+
+
+class _Attempt:
+    """One run in a thread of its own."""
+
+    def __init__(self, collector: Collector) -> None:
+        self.batch = Batch()
+        self.error: Exception | None = None
+        self._collector = collector
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def ended(self, patience_s: float) -> bool:
+        """Wait for the end; False, and whatever it still brings is refused, when it does not come."""
+        while self._thread.is_alive():
+            device = self.batch.device
+            self._thread.join(patience_s)
+            if self._thread.is_alive() and self.batch.device == device:
+                self.batch.evicted = True
+                return False
+        return True
+
+    def _run(self) -> None:
+        try:
+            self._collector.collect(self.batch)
+        except EvictedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - raised again in the test's thread
+            self.error = error

@@ -10,7 +10,7 @@ import fnmatch
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from agent.api import Collector, Duration, Lane, NotPresent
+from agent.api import DEVICE_SHARE, Collector, Duration, Lane, NotPresent
 from agent.hw.bulkhead import Bulkhead, Stalled
 from agent.hw.sysfs import entries
 from collectors.infiniband import metrics, roles
@@ -55,6 +55,7 @@ class InfiniBand(Collector):
     name = "infiniband"
     metrics = metrics.METRICS
     lane = Lane.THREAD
+    isolates_devices = True
     Options = Options
     needs = "an InfiniBand or RoCE adapter with its driver loaded (/sys/class/infiniband)"
     interval = Duration(15)
@@ -74,8 +75,7 @@ class InfiniBand(Collector):
         )
         # Devices come and go, and what is wanted to be seen often is wanted to be found soon.
         self.rescan_s = min(max(options.slow_interval, SOONEST_RESCAN_S), type(self).rescan_s)
-        limit_s = ctx.timeout_s / 4  # a run of the bulkhead takes up to three times that
-        self._bulkhead: Bulkhead[Reading] = Bulkhead("infiniband", limit_s, ctx.clock.monotonic)
+        self._bulkhead: Bulkhead[Reading] = Bulkhead(self._class, ctx.timeout_s * DEVICE_SHARE, ctx.clock.monotonic)
         self._expectation = Expectation(ctx)
         self._devices: dict[str, Device] = {}
         self._excluded: set[str] = set()
@@ -83,27 +83,22 @@ class InfiniBand(Collector):
         self._series: dict[str, tuple[tuple[Key, ...], list[Series]]] = {}
 
     def open(self) -> None:
-        """List the devices and look what each has. Raises NotPresent when there is none and none is expected."""
+        """List the devices; the next read looks what each has. Raises NotPresent when none is there or expected."""
         wanted = self._wanted()
         for name in self._devices.keys() - wanted:
             self._drop(name)
-        for name in sorted(wanted - self._devices.keys()):
-            self._devices[name] = Device(self._class, name, self._around)
+        for name in wanted:
+            if name in self._devices:
+                self._devices[name].rescan()
+            else:
+                self._devices[name] = Device(self._class, name, self._around)
         self._devices = dict(sorted(self._devices.items()))
-        outcomes = self._bulkhead.run({name: device.scan for name, device in self._devices.items()})
-        for name, outcome in outcomes.items():
-            if isinstance(outcome, DeviceGoneError):
-                self._drop(name)
-            elif isinstance(outcome, Reading):
-                self._ports[name] = outcome.ports
-        self._expectation.saw(len(self._fabric()))
-        if not self._devices and not self._expected():
-            kept_out = f" ({len(self._excluded)} kept out by the configuration)" if self._excluded else ""
-            raise NotPresent(f"no InfiniBand device in {self._class}{kept_out}")
+        self._require_anything()
 
     def collect(self, out: Out) -> None:
-        """Read what is due of each device."""
-        outcomes = self._bulkhead.run({name: device.read for name, device in self._devices.items()})
+        """Read what is due of each device. Raises NotPresent as `open` does."""
+        calls = {name: device.read for name, device in self._devices.items()}
+        outcomes = self._bulkhead.run(calls, out.working_on)
         keys: list[Key] = []
         values: list[Value] = []
         for name, outcome in outcomes.items():
@@ -113,13 +108,15 @@ class InfiniBand(Collector):
                 for what, text in outcome.failing:
                     out.failed(what, text)
             elif isinstance(outcome, DeviceGoneError):
-                out.failed(name, outcome)
+                if name in self._ports:  # else it was never a device: a stray file, a dangling link
+                    out.failed(name, outcome)
                 self._drop(name)
                 continue
             else:
                 self._lose(out, name, outcome, keys, values)
             keys.append((metrics.STALLED, (name,)))
             values.append(1 if isinstance(outcome, Stalled) else 0)
+        self._require_anything()
         self._judge_fabric(keys, values)
         out.extend(self._series_of(_NODE, tuple(keys)), values)
 
@@ -133,6 +130,11 @@ class InfiniBand(Collector):
         """Let go of the devices: descriptors go back when no read holds them any more."""
         self._devices.clear()
         self._bulkhead.close()
+
+    def _require_anything(self) -> None:
+        if not self._devices and not self._expected():
+            kept_out = f" ({len(self._excluded)} kept out by the configuration)" if self._excluded else ""
+            raise NotPresent(f"no InfiniBand device in {self._class}{kept_out}")
 
     def _wanted(self) -> set[str]:
         """Return the devices to read. Names alone decide: nothing below a device that is kept out is touched."""

@@ -1,8 +1,8 @@
 """One device of /sys/class/infiniband: what it is, and reading its ports.
 
-Every method may hang where the kernel does, so `scan` and `read` run in a bulkhead, one of them at a time per device.
-They hand back what they found; nobody else looks inside. Descriptors are given back when nobody holds the device any
-more, which may be a thread that is stuck in it.
+`read` may hang where the kernel does, so it runs in a bulkhead, one at a time per device. It hands back what it found;
+nobody else looks inside. Descriptors are given back when nobody holds the device any more, which may be a thread that
+is stuck in it.
 """
 
 from __future__ import annotations
@@ -80,14 +80,13 @@ class Device:
         self._identity: tuple[str, tuple[int, int]] | None = None
         self._forget()
 
-    def scan(self) -> Reading:
-        """Look what the device is and which files it has, and read none of them. Raises DeviceGoneError."""
-        self._scan()
-        return Reading((), [], self._port_states(), ())
+    def rescan(self) -> None:
+        """Have the next read look anew what the device is and which files it has."""
+        self._scan_due = True
 
     def read(self) -> Reading:
         """Read what is due. Raises DeviceGoneError."""
-        if not self._scanned:
+        if self._scan_due:
             self._scan()
         self._read_tiers(last_try=False)
         if self._faults.lost:
@@ -104,7 +103,7 @@ class Device:
         self._roles: dict[str, str] = {}
         self._link_layers: dict[str, str] = {}
         self._info: Section = Info(())
-        self._scanned = False
+        self._scan_due = True
         self._slow_due_s = float("-inf")
         self._durations_s: list[Value] = [0.0, 0.0]
         self._sections: list[Section] = []  # in the order of what is shown
@@ -158,7 +157,7 @@ class Device:
         directory = directory_identity(self._path)
         if directory is None:
             raise DeviceGoneError(f"{self._path}: gone, or no device")
-        self._scanned = False
+        self._scan_due = True
         self._faults.lost = False
         guid = self._attribute("node_guid")
         identity = (guid, directory)
@@ -168,7 +167,7 @@ class Device:
         self._scan_ports()
         self._describe(guid)
         self._order()
-        self._scanned = True
+        self._scan_due = False
 
     def _scan_ports(self) -> None:
         now_s = self._around.clock.monotonic()

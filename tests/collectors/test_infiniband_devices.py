@@ -427,16 +427,16 @@ def test_a_cycle_reads_each_due_file_once_and_does_nothing_else(tmp_path: Path) 
     write_nd96asr_v4(tmp_path)
     clock = FakeClock()
     probe = Probe(InfiniBand, sysfs=tmp_path, clock=clock, interval_s=15)
-    probe.open()
+    probe.collect()  # looks what there is
     reads = []
-    for _ in range(9):
+    for _ in range(8):
+        clock.advance(15)
         with counted() as work:
             probe.collect()
         reads.append(work.reads)
         assert (work.opened, work.listed, work.stats) == ([], [], 0)
-        clock.advance(15)
     full, fast = 9 * PORT_FILES, 9 * (OFTEN + 2)
-    assert reads == [full, fast, fast, fast, full, fast, fast, fast, full]
+    assert reads == [fast, fast, fast, full, fast, fast, fast, full]
 
 
 def test_a_cycle_without_changes_hands_over_the_same_series_in_the_same_order(tmp_path: Path) -> None:
