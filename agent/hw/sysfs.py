@@ -145,7 +145,7 @@ class FileGroup:
         """Read a file whose descriptor is missing or dead through a new one. Raises OSError."""
         index = self._chosen[position]
         if error.errno not in _REOPEN:
-            raise error
+            raise OSError(error.errno, error.strerror)  # raising `error` again would tie it to our frame
         was_kept = self._forget(index, position)
         descriptor = os.open(self._paths[index], _FLAGS)
         try:
