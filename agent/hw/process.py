@@ -37,6 +37,7 @@ class OwnProcess:
     def open_descriptors() -> int | None:
         """Open file descriptors; None where /proc does not tell."""
         try:
-            return len(os.listdir("/proc/self/fd")) - 1  # one is the listing's own
+            # Linux 6.2 and newer give the number as the directory's size; listing hundreds takes a fifth of a millisecond.
+            return os.stat("/proc/self/fd").st_size or len(os.listdir("/proc/self/fd")) - 1  # less the listing's own
         except OSError:
             return None

@@ -181,10 +181,14 @@ class InfiniBand(Collector):
     def _series_of(self, owner: str, keys: tuple[Key, ...]) -> list[Series]:
         """Return the handles for these keys: the same list as long as the keys are the same."""
         kept = self._series.get(owner)
-        if kept is None or (kept[0] is not keys and kept[0] != keys):
+        if kept is not None and kept[0] is keys:
+            return kept[1]
+        if kept is not None and kept[0] == keys:
+            series = kept[1]
+        else:
             series = [self.ctx.series(metric, *labels) for metric, labels in keys]
-            kept = self._series[owner] = (keys, series)
-        return kept[1]
+        self._series[owner] = (keys, series)  # these keys, so that the next comparison is by identity
+        return series
 
     def _drop(self, name: str) -> None:
         del self._devices[name]
