@@ -25,8 +25,7 @@ format: venv ## Format the code and apply the safe fixes
 
 .PHONY: test
 test: lint ## Check everything: lint, all tests, the unit tests on every other installed Python
-	$(BIN)/python -m pytest
-	scripts/test-pythons
+	@failed=0; $(BIN)/python -m pytest || failed=1; scripts/test-pythons || failed=1; exit $$failed
 
 .PHONY: test-deps
 test-deps: ## Install the system programs the tests use (root; Debian, Ubuntu)

@@ -40,7 +40,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status. Never a traceback for the user's mistake."""
     options = _parser().parse_args(arguments)
-    setup = partial(log.setup, getattr(options, "log_level", "info"), getattr(options, "log_format", "text"))
+    setup = partial(log.setup, options.log_level, options.log_format)
     setup()
     try:
         refuse_strangers()
@@ -94,7 +94,7 @@ def _run(call: _Invocation) -> int:
     except WebConfigError as mistake:
         raise ConfigError("outputs.prometheus.web_config", str(mistake)) from mistake
     except ListenError as mistake:
-        logger.error("%s; another program has it, or set outputs.prometheus.listen", mistake)  # noqa: TRY400
+        logger.error("%s; outputs.prometheus.listen sets another address", mistake)  # noqa: TRY400
         return EXIT_FAILED
     return leave(status)
 
@@ -143,6 +143,7 @@ def _metrics(call: _Invocation) -> int:
 
 
 def _config(call: _Invocation) -> int:
+    from agent.advice import advise  # noqa: PLC0415 - yaml, when needed
     from agent.config.text import default_text, show  # noqa: PLC0415 - yaml and msgspec, when needed
     from agent.reports import usable_collectors  # noqa: PLC0415
 
@@ -152,6 +153,8 @@ def _config(call: _Invocation) -> int:
         return EXIT_OK
     settings = call.settings()
     text = show(settings, classes, {})  # checks every collector's own keys, too
+    for line in advise(settings):
+        logger.warning("%s", line)
     if settings.prometheus.web_config:
         _check_web_config(settings.prometheus.web_config)
     sys.stdout.write(text if call.options.action == "show" else "configuration is valid\n")
@@ -172,13 +175,14 @@ def _check_web_config(path: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(
         prog="hpcwatch",
-        description="Watches one HPC or AI node: GPUs, InfiniBand, link flaps, Slurm and system logs.",
+        description="Watches one HPC or AI node and shows what it finds on a Prometheus endpoint.",
         epilog="Exit status: 0 done, 1 failed, 64 wrong usage, 70 internal error, 78 bad configuration.",
     )
     parser.add_argument("--version", action="version", version=f"hpcwatch {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=_Parser)
     common = _common()
-    _verb(verbs, "run", _run, "run the agent in the foreground until SIGTERM or SIGINT", common)
+    run = _verb(verbs, "run", _run, "run the agent in the foreground until SIGTERM or SIGINT", common)
+    run.set_defaults(log_level="info")
     once = _verb(verbs, "once", _once, "collect once and print what a scraper would see", common)
     once.add_argument("--format", choices=("text", "openmetrics", "json"), default="text", help="default: text")
     once.add_argument(
@@ -207,7 +211,7 @@ def _verb(
 
 def _logging() -> _Parser:
     group = _Parser(add_help=False)
-    group.add_argument("--log-level", choices=log.LEVELS, default="info", help="default: info")
+    group.add_argument("--log-level", choices=log.LEVELS, default="warning", help="default: info for run, else warning")
     group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: text")
     group.add_argument("--version", action="version", version=f"hpcwatch {__version__}")
     return group

@@ -45,6 +45,7 @@ class Daemon:
     def __init__(self, engine: Engine, read_settings: Callable[[], Settings]) -> None:
         self._engine = engine
         self._read_settings = read_settings
+        self._at_start = _fixed_at_start(engine.settings)
         self._notifier = Notifier()
         self._selector = selectors.DefaultSelector()
         self._servers: list[Server] = []
@@ -147,8 +148,9 @@ class Daemon:
                 return describe(error)
             self._engine.note_reload(ok=True)
             log.info("configuration reloaded")
-            if _fixed_at_start(settings) != _fixed_at_start(before):
-                log.warning("outputs.prometheus, agent.socket, state_dir and labels take effect at the next restart")
+            waiting = [key for key, value in _fixed_at_start(settings).items() if value != self._at_start[key]]
+            if waiting:
+                log.warning("takes effect at the next restart: %s", ", ".join(waiting))
             self._notifier.ready(f"serving on {before.prometheus.listen}")
             with contextlib.suppress(OSError):
                 self._wake_out.send(b"r")  # the main thread must learn of the new deadlines
@@ -164,10 +166,11 @@ class Daemon:
             handler.flush()
 
 
-def _fixed_at_start(settings: Settings) -> tuple[object, ...]:
-    """Return what a reload cannot change: sockets are open, events carry their labels."""
-    agent = settings.agent
-    return settings.prometheus, agent.socket, agent.state_dir, agent.labels
+def _fixed_at_start(settings: Settings) -> dict[str, object]:
+    """Return what a reload cannot change, by key: sockets are open, events carry their labels."""
+    agent, prometheus = settings.agent, settings.prometheus
+    of_agent = {f"agent.{key}": getattr(agent, key) for key in ("socket", "state_dir", "labels")}
+    return of_agent | {f"outputs.prometheus.{key}": value for key, value in vars(prometheus).items()}
 
 
 def leave(status: int) -> NoReturn:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent import sizes
+from agent.advice import advise
 from agent.api import Lane
 from agent.context import NodeContext, NoState, ReadOnlyState, SystemClock
 from agent.derive import Derivation, View
@@ -26,7 +27,7 @@ from agent.state import StateDir
 from agent.worker import Assignment, Remote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from agent.api import Clock, Collector, Event, State
     from agent.config.settings import Settings
@@ -67,7 +68,7 @@ class Engine:
         self.store = Store()
         self.ring = Ring(self._memory("events"), self.clock, settings.agent.labels)
         hidden = () if settings.prometheus.names.node_infiniband else HIDDEN_WITHOUT_NODE_NAMES
-        self.exposition = Exposition(self.store, hidden)
+        self.exposition = Exposition(self.store, hidden, self._declared_by)
         self.scheduler = Scheduler(self.store, self.clock, self.emit, self.after_tick, once=look_once)
         self._presence = self._memory("presence")
         self._boot_id = _boot_id(Path(settings.agent.procfs))
@@ -80,16 +81,17 @@ class Engine:
         self._derivations: list[Derivation] = [SelfMetrics(NodeContext(**context), OwnProcess(), lambda: self)]
         self._derive_failures: dict[str, str] = {}
         self._plan = self._make_plan(settings)
+        self._advise()
 
     @property
-    def disabled(self) -> Sequence[str]:
-        """Names of the collectors that are installed but off."""
+    def disabled(self) -> Mapping[str, str]:
+        """The collectors that are installed but off, each with the reason."""
         return self._plan.off
 
     @property
-    def state_writable(self) -> bool:
-        """False when what should survive a restart cannot be kept."""
-        return not self._state.problem
+    def state_writable(self) -> bool | None:
+        """False when what should survive a restart cannot be kept; None when nothing is to be kept."""
+        return None if self._look_once else not self._state.problem
 
     @property
     def events_total(self) -> int:
@@ -154,6 +156,7 @@ class Engine:
         old = self._plan.specs
         kept = {name for name, spec in fresh.specs.items() if same_node and old.get(name) == spec}
         self.settings = settings
+        self._advise()
         for name in list(self.scheduler.jobs):
             if name not in kept:
                 self.scheduler.remove(name)
@@ -167,6 +170,15 @@ class Engine:
         if ok:
             self.reload_at = self.clock.wall()
         self.after_tick()
+
+    def _declared_by(self) -> Mapping[str, str]:
+        named = [(derivation.name, derivation.metrics) for derivation in self._derivations]
+        named += [(name, spec.collector.metrics) for name, spec in self._plan.specs.items()]
+        return {metric.name: name for name, metrics in named for metric in metrics}
+
+    def _advise(self) -> None:
+        for line in advise(self.settings):
+            log.warning("%s", line)
 
     def _make_plan(self, settings: Settings) -> Plan:
         own = [metric for derivation in self._derivations for metric in derivation.metrics]

@@ -6,10 +6,12 @@ goes; in a steady state a render is one `repr` per value and one join.
 
 from __future__ import annotations
 
+import logging
 import threading
 import zlib
 from itertools import chain
 from operator import itemgetter
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from agent.api import Kind, Metric, Series
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from agent.snapshot import Snapshot, Store
+
+log = logging.getLogger("page")
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
@@ -31,21 +35,34 @@ _KEPT_NAMES = {**_SUFFIXES, Kind.COUNTER: {"_total", "_created"}}
 
 
 class _Layout:
-    """The fixed pieces of a page for one list of series, in both formats."""
+    """The fixed pieces of a page for the series of all sources, in both formats.
 
-    def __init__(self, series: Sequence[Series], hidden_prefixes: tuple[str, ...]) -> None:
+    `owners` names the source that declared a metric: from any other, a series of that name is refused. `refused` are
+    the series left off, as (source, series).
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[tuple[str, Sequence[Series]]],
+        hidden_prefixes: tuple[str, ...] = (),
+        declared_by: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        series = [one for _, several in sources for one in several]
+        came_from = [source for source, several in sources for _ in several]
         families: dict[str, list[int]] = {}
         owners: dict[str, Metric] = {}
         claims = _Claims()
         known: set[object] = set()
-        self.refused = 0
+        self.refused: list[tuple[str, str]] = []
         for index, one in enumerate(series):
             if one.metric.name.startswith(hidden_prefixes):
                 continue
             identity = _identity(one)
             misplaced = one.suffix not in _SUFFIXES.get(one.metric.kind, {""})
-            if misplaced or identity in known or not claims.hold(one.metric):
-                self.refused += 1  # a scraper would refuse the whole page for it
+            stranger = declared_by.get(one.metric.name, came_from[index]) != came_from[index]
+            if misplaced or stranger or identity in known or not claims.hold(one.metric):
+                # A scraper would refuse the whole page for it.
+                self.refused.append((came_from[index], one.prefix.rstrip()))
                 continue
             known.add(identity)
             name = _family(one.metric)
@@ -127,20 +144,33 @@ def _openmetrics_head(metric: Metric) -> str:
 
 
 class Exposition:
-    """The page of one store. `names` that start with a hidden prefix are left out (they stay in the snapshots)."""
+    """The page of one store. Names that start with a hidden prefix are left out (they stay in the snapshots).
 
-    def __init__(self, store: Store, hidden_prefixes: tuple[str, ...] = ()) -> None:
+    `declared_by` gives for each declared metric its source; that one's series win over others of the same name.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        hidden_prefixes: tuple[str, ...] = (),
+        declared_by: Callable[[], Mapping[str, str]] = lambda: MappingProxyType({}),
+    ) -> None:
         self._store = store
         self._hidden = hidden_prefixes
+        self._declared_by = declared_by
         self._lock = threading.Lock()
         self._version = -1
-        self._series: list[Sequence[Series]] = []
-        self._layout = _Layout((), ())
+        self._series: list[tuple[str, Sequence[Series]]] = []
+        self._layout = _Layout(())
         self._texts: dict[str, tuple[Snapshot, list[str]]] = {}
         self._values: tuple[str, ...] = ()
         self._pages: dict[tuple[bool, bool], bytes] = {}
         self.renders = 0
-        self.refused = 0
+
+    @property
+    def refused(self) -> int:
+        """How many series are left off the page because another has their name."""
+        return len(self._layout.refused)
 
     def page(self, *, openmetrics: bool = False, compress: bool = False) -> bytes:
         """Return the page, the same bytes to everyone until a snapshot changes. Any thread may call."""
@@ -158,11 +188,11 @@ class Exposition:
 
     def _fill(self, snapshots: Mapping[str, Snapshot]) -> None:
         """Bring values, and where series changed the layout, up to date."""
-        series = [snapshot.series for snapshot in snapshots.values()]
+        series = [(source, snapshot.series) for source, snapshot in snapshots.items()]
         if series != self._series:  # compares by identity first: cheap when nothing came or went
-            self._layout = _Layout([*chain.from_iterable(series)], self._hidden)
+            before, self._layout = self._layout, _Layout(series, self._hidden, self._declared_by())
             self._series = series
-            self.refused = self._layout.refused
+            self._tell(sorted(set(self._layout.refused) - set(before.refused)))
         texts = {}
         for source, snapshot in snapshots.items():
             known = self._texts.get(source)
@@ -170,6 +200,13 @@ class Exposition:
             texts[source] = known if known and same else (snapshot, [*map(repr, snapshot.values)])
         self._texts = texts
         self._values = self._layout.gather([*chain.from_iterable(text for _, text in texts.values())])
+
+    @staticmethod
+    def _tell(refused: Sequence[tuple[str, str]]) -> None:
+        if refused:
+            source, series = refused[0]
+            more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
+            log.warning("left off the page, for another has the name: %s of %s%s", series, source, more)
 
     def _render(self, openmetrics: bool) -> bytes:  # noqa: FBT001 - private, one caller
         self.renders += 1

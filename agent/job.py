@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 RESCAN_S = 60.0  # for hardware that is not here
 LEFT_BEHIND_LIMIT = 32  # threads of one collector that hang in devices; further hangs are the collector's own
+HANGS_IN_A_ROW = 3  # runs that may hang in devices before one ends; a collector that keeps its promise needs one
 RESCAN_EARLY_S = 0.05  # a tick may come this much before its time, and must not put the rescan off to the next one
+
+# Runs that hang in a device, while later ones go on without it. By collector, because a reload makes a new job but the
+# threads that hang are still there.
+_left_behind: dict[str, list[Batch]] = {}
 
 
 class JobState(enum.Enum):
@@ -73,11 +78,13 @@ class Job:
         self.batch = Batch()
         self.lane_thread: object = None
         self.retired = False
-        self._left_behind: list[Batch] = []  # runs that hang in a device, while later ones go on without it
+        self._left_behind = _left_behind.setdefault(name, [])
+        self._hangs_in_a_row = 0
         self._lock = threading.Lock()  # a run begins, ends, is evicted or changes threads: one at a time
         self._collector: Collector | None = None
         self._opened_s = 0.0
         self._open = False
+        self._found_due = False  # opened, but no run ended since
         self._failing: dict[str, str] = {}
 
     @property
@@ -94,9 +101,10 @@ class Job:
         """Return the monotonic time at which its deadline must be looked at."""
         if self.started_s is None:
             return max(self.due_s, now_s) + (self._device_limit_s if self.isolates_devices else self.timeout_s)
-        if self.batch.evicted:
+        deadline_s, of_device = self._deadline()
+        if self._is_given_up(of_device=of_device):
             return now_s + self.timeout_s  # it may come back at any time, and get stuck again
-        return self._overdue_at_s()
+        return deadline_s
 
     def run(self, lane_thread: object, store: Store, clock: Clock, emit: Callable[[Sequence[Event]], None]) -> bool:
         """Open if need be, collect once, publish. Never raises. False when this thread may not run it (any more)."""
@@ -113,6 +121,7 @@ class Job:
                 self._left_behind.remove(batch)
                 return False
             self.started_s = None  # from here on it cannot be evicted
+            self._hangs_in_a_row = 0
             if snapshot is not None:
                 store.put(snapshot, batch)
             elif not batch.evicted:
@@ -133,12 +142,14 @@ class Job:
         Otherwise they vanish, and it waits for the stuck one.
         """
         with self._lock:
-            if self.started_s is None or self.batch.evicted or now_s < self._overdue_at_s():
+            deadline_s, of_device = self._deadline()
+            if self.started_s is None or self._is_given_up(of_device=of_device) or now_s < deadline_s:
                 return False
             self.errors += 1
-            if self._one_device_hangs:
+            if of_device:
                 store.refuse(self.batch)
                 self._left_behind.append(self.batch)
+                self._hangs_in_a_row += 1
                 self.started_s, self.due_s, self.lane_thread = None, now_s, None
                 return True
             store.evict(self.batch, self.name)
@@ -169,19 +180,31 @@ class Job:
     def _device_limit_s(self) -> float:
         return self.timeout_s * DEVICE_SHARE
 
-    @property
-    def _one_device_hangs(self) -> bool:
-        return self.isolates_devices and self.batch.device != "" and len(self._left_behind) < LEFT_BEHIND_LIMIT
+    def _deadline(self) -> tuple[float, bool]:
+        """Return the monotonic time at which the run in progress has had its time, and whether a device is to blame."""
+        deadline_s = (self.started_s or 0.0) + self.timeout_s
+        spared = len(self._left_behind) < LEFT_BEHIND_LIMIT and self._hangs_in_a_row < HANGS_IN_A_ROW
+        if self.isolates_devices and spared and self.batch.device:  # looked at once: it changes meanwhile
+            since_s = self.batch.device_since_s
+            if since_s < deadline_s:
+                return since_s + self._device_limit_s, True
+        return deadline_s, False
 
-    def _overdue_at_s(self) -> float:
-        """Return the monotonic time at which the run in progress, or the device in its hand, has had its time."""
-        started_s = self.started_s or 0.0
-        if self._one_device_hangs:
-            return self.batch.device_since_s + self._device_limit_s
-        return started_s + self.timeout_s
+    def _is_given_up(self, *, of_device: bool) -> bool:
+        """Say whether nothing is left to do about the run in progress but to wait.
+
+        One that was refused by a reload has a successor waiting, which one device must not keep from beginning.
+        """
+        return self.batch.evicted and not (self.retired and of_device)
 
     def _is_left_behind(self, batch: Batch) -> bool:
         return any(left is batch for left in self._left_behind)
+
+    def _may_conclude(self, batch: Batch) -> bool:
+        """Say whether the collector is still this run's to deal with; if so, no device is to blame from here on."""
+        with self._lock:
+            batch.device = ""
+            return not self._is_left_behind(batch)
 
     def close(self) -> None:
         """Release the collector. For the thread that runs it only."""
@@ -194,32 +217,30 @@ class Job:
 
     def _attempt(self, batch: Batch, taken_at: float, now_s: float) -> tuple[JobState, str, Snapshot | None]:
         try:
-            collector, fresh = self._ensure_open(now_s)
+            collector = self._ensure_open(now_s)
             collector.collect(batch)
-            if fresh:  # after the run: a collector in a child process knows only then what it found
-                self.found = str(collector.found())
+            if self._may_conclude(batch) and self._found_due:
+                self.found = str(collector.found())  # only now: one in a child process did not know it before
+                self._found_due = False
             return JobState.OK, "", batch.finish(self.name, taken_at)
         except NotPresent as absence:
-            if not self._is_left_behind(batch):
+            if self._may_conclude(batch):
                 self.close()
             return JobState.ABSENT, _told(absence), None
         except BaseException as error:  # a plug-in may even call sys.exit; it costs itself, not the lane
-            if self._is_left_behind(batch):
-                return JobState.STARTING, "", None
-            self._open = False
-            self.log.debug("collector %s failed", self.name, exc_info=error)
+            if self._may_conclude(batch):
+                self._open = False
+                self.log.debug("collector %s failed", self.name, exc_info=error)
             return JobState.FAILED, _told(error), None
 
-    def _ensure_open(self, now_s: float) -> tuple[Collector, bool]:
-        """Return the collector, and whether it was opened just now."""
+    def _ensure_open(self, now_s: float) -> Collector:
         if self._collector is None:
             self._collector = self.make()
-        if self._open and now_s - self._opened_s < self._collector.rescan_s - RESCAN_EARLY_S:
-            return self._collector, False
-        self._open = False
-        self._collector.open()
-        self._open, self._opened_s = True, now_s
-        return self._collector, True
+        if not self._open or now_s - self._opened_s >= self._collector.rescan_s - RESCAN_EARLY_S:
+            self._open = False
+            self._collector.open()
+            self._open, self._opened_s, self._found_due = True, now_s, True
+        return self._collector
 
     def _emit(self, batch: Batch, emit: Callable[[Sequence[Event]], None]) -> None:
         for event in batch.events:

@@ -39,10 +39,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Plan:
-    """All specs, and the names of the collectors that are installed but off."""
+    """All specs, and the collectors that are installed but off, each with the reason."""
 
     specs: Mapping[str, Spec]
-    off: tuple[str, ...] = field(default=())
+    off: Mapping[str, str] = field(default_factory=dict)
 
 
 def plan(
@@ -54,23 +54,31 @@ def plan(
     spec with a reason.
     """
     specs: dict[str, Spec] = {}
-    off: list[str] = []
+    off: dict[str, str] = {}
     declared: list[tuple[str, Metric]] = [("hpcwatch itself", metric) for metric in own_metrics]
     for name, plugin in sorted(plugins.items(), key=lambda item: (not item[1].builtin, item[0])):
         chosen = settings.collectors[name]
         if name not in only if only else not _wanted(chosen, plugin):
-            off.append(name)
+            off[name] = _why_off(chosen, plugin)
             continue
         spec = _spec(settings, chosen, plugin, declared)
         specs[name] = spec
         declared += [(name, metric) for metric in spec.collector.metrics]
-    return Plan(specs, tuple(off))
+    return Plan(specs, off)
 
 
 def _wanted(chosen: CollectorSettings, plugin: Plugin) -> bool:
     if chosen.enabled is None:
         return plugin.builtin or chosen.mentioned
     return chosen.enabled
+
+
+def _why_off(chosen: CollectorSettings, plugin: Plugin) -> str:
+    if chosen.enabled is False:
+        return f"collectors.{plugin.name}.enabled is false"
+    if not plugin.builtin:
+        return f"a plug-in of {plugin.distribution}: on when the configuration mentions collectors.{plugin.name}"
+    return "not asked for"
 
 
 def _spec(

@@ -174,7 +174,7 @@ class Scheduler:
     def check(self) -> float:
         """Evict what overran its deadline; return the monotonic time at which to check again."""
         now_s = self.clock.monotonic()
-        jobs = list(self.jobs.values())
+        jobs = [*self.jobs.values(), *self._leaving.values()]
         evicted = [job for job in jobs if job.evict(self.store, now_s)]
         if evicted:
             with self._lock:
@@ -187,24 +187,26 @@ class Scheduler:
 
     def _isolate(self, busy: Job) -> None:
         """Leave a thread alone with the job it is busy with; the others of its lane go on in a new one."""
-        old = next((runner for runner in self._runners if busy in runner.jobs), None)
+        old = self._runner_of(busy)
         if old is None:
             return
         if old is self._shared:
             self._shared = None
-        if len(old.jobs) > 1:
-            new = LaneRunner(self, old.name)
-            new.jobs = [job for job in old.jobs if job is not busy and job.hand_over(new)]
-            old.jobs = [job for job in old.jobs if job not in new.jobs]
-            self._shared = new
-            self._launch(new)
+        others = [job for job in old.jobs if job is not busy and job.hand_over(None)]
+        old.jobs = [job for job in old.jobs if job not in others]
+        self._place(others)
 
     def _resume(self, job: Job) -> None:
         """Give a job that can go on without its stuck device to another thread; the stuck one ends when it can."""
-        for runner in self._runners:
-            if job in runner.jobs:
-                runner.jobs = [other for other in runner.jobs if other is not job]
+        old = self._runner_of(job)
+        if old is None:  # it was removed, and its thread came back meanwhile and closed it
+            return
+        old.jobs = [other for other in old.jobs if other is not job]
+        old.wake.set()  # should it have come back: it must not wait for a job that is no longer its own
         self._place([job])
+
+    def _runner_of(self, job: Job) -> LaneRunner | None:
+        return next((runner for runner in self._runners if job in runner.jobs), None)
 
     def _place(self, jobs: Iterable[Job]) -> None:
         """Find a thread for each job: the one of the SHARED lane, or one of its own."""

@@ -38,7 +38,9 @@ class StateDir:
         """Tell once that nothing can be kept."""
         if not self.problem:
             self.problem = describe(error)
-            log.warning("cannot keep state in %s: %s; going on without, a restart will forget", self.path, self.problem)
+            log.warning(
+                "cannot keep state: %s; going on without, a restart will forget (agent.state_dir)", self.problem
+            )
 
     def succeeded(self) -> None:
         """Note that writing works."""

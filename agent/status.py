@@ -27,7 +27,9 @@ def collector_rows(engine: Engine, *, with_reason: bool = True) -> list[dict[str
                 "age": age,
             }
         )
-    rows += [{**_OFF, "name": name} for name in engine.disabled]
+    rows += [
+        {**_OFF, "name": name, "reason": reason if with_reason else ""} for name, reason in engine.disabled.items()
+    ]
     return sorted(rows, key=lambda row: str(row["name"]))
 
 

@@ -59,26 +59,32 @@ class AgentSettings:
     )
     labels: Mapping[str, str] = field(
         default_factory=dict,
-        metadata={"help": "Labels put on everything pushed and on events, such as {cluster: blue}; never on /metrics."},
+        metadata={"help": "Labels put on events, such as {cluster: blue}; never on /metrics."},
     )
     state_dir: str = field(
         default="/var/lib/hpcwatch",
-        metadata={"help": "Where log positions, baselines and unsent data survive a restart.", "path": True},
+        metadata={"help": "Where what must survive a restart is kept.", "path": True},
     )
     socket: str = field(
         default="/run/hpcwatch/agent.sock",
-        metadata={"help": "Unix socket through which commands talk to the running agent.", "path": True},
+        metadata={"help": "Unix socket with the same answers as the port, and POST /control/reload.", "path": True},
     )
     sysfs: str = field(default="/sys", metadata={"help": "Root of sysfs; another path in a container.", "path": True})
     procfs: str = field(default="/proc", metadata={"help": "Root of procfs.", "path": True})
     devfs: str = field(default="/dev", metadata={"help": "Root of the device files.", "path": True})
     kmsg: str = field(
         default="/dev/kmsg",
-        metadata={"help": "Kernel log: the device, a FIFO, or a file of records in its format.", "path": True},
+        metadata={
+            "help": "Kernel log: the device, a FIFO, or a file of records in its format. Nothing reads it yet.",
+            "path": True,
+        },
     )
     sku: str = field(
         default="auto",
-        metadata={"help": "VM size, such as Standard_ND96asr_v4; auto asks the platform.", "check": check_not_empty},
+        metadata={
+            "help": "VM size, such as Standard_ND96asr_v4: what should be there. auto: not known, nothing is expected.",
+            "check": check_not_empty,
+        },
     )
 
 
@@ -134,7 +140,7 @@ class PrometheusSettings:
     )
     compat: tuple[Literal["dcgm", "telegraf"], ...] = field(
         default=(),
-        metadata={"help": "Metric names of other agents to give as well: dcgm, telegraf."},
+        metadata={"help": "Metric names of other agents to give as well: dcgm, telegraf. Without effect yet."},
     )
     names: Names = field(default_factory=Names, metadata={"help": "Families of names that can be switched off."})
 

@@ -10,7 +10,7 @@ from agent import __version__
 from agent.api import Kind, Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from agent.api import Context, Out, Series
     from agent.derive import View
@@ -48,7 +48,7 @@ DURATION = Metric(
 ERRORS = Metric(
     "hpcwatch_collector_errors_total",
     Kind.COUNTER,
-    "Failures of the collector or of one of its devices or files, each time they were met.",
+    "Failures of the collector or of one of its devices or files; one that lasts counts at every run.",
     BY_COLLECTOR,
 )
 TIMEOUTS = Metric(
@@ -123,12 +123,12 @@ class Health(Protocol):
     reload_at: float
 
     @property
-    def disabled(self) -> Sequence[str]:
-        """Names of the collectors that are installed but off."""
+    def disabled(self) -> Mapping[str, str]:
+        """The collectors that are installed but off, each with the reason."""
 
     @property
-    def state_writable(self) -> bool:
-        """Whether what should survive a restart can be kept."""
+    def state_writable(self) -> bool | None:
+        """Whether what should survive a restart can be kept; None when nothing is to be kept."""
 
     @property
     def events_total(self) -> int:
@@ -198,7 +198,8 @@ class SelfMetrics:
         out.add(plain[REFUSED], health.refused_series)
         out.add(plain[RELOAD_OK], int(health.reload_ok))
         out.add(plain[RELOAD_AT], round(health.reload_at, 3))
-        out.add(plain[STATE_WRITABLE], int(health.state_writable))
+        if health.state_writable is not None:
+            out.add(plain[STATE_WRITABLE], int(health.state_writable))
 
     def _add_process(self, out: Out) -> None:
         plain = self._plain

@@ -76,7 +76,12 @@ class _Task(Generic[T]):
         if self.pending.acquire(timeout=timeout_s):
             self.pending.release()
 
+    def cancel(self) -> bool:
+        """Have the call never made; False when it was begun."""
+        return self._claim.acquire(blocking=False)
+
     def run(self) -> None:
+        """Make the call, unless that was begun already or cancelled."""
         if not self._claim.acquire(blocking=False):
             return
         try:
@@ -131,14 +136,14 @@ class Bulkhead(Generic[T]):
         self._limit_s = limit_s
         self._monotonic = monotonic
         self._reader: _Reader[T] | None = None
-        self._in_hand: _Task[T] | None = None  # what a caller's own thread is reading
+        self._tasks: list[_Task[T]] = []  # of the run in progress, or of one whose thread hangs
         self._stalls: dict[str, _Stall] = {}
 
     def run(
         self, calls: Mapping[str, Callable[[], T]], working_on: Callable[[str], None] | None = None
     ) -> dict[str, T | Stalled | Exception]:
         """Make every call; return per device its value, the exception it raised, or `Stalled`."""
-        careful = self._blame_what_hangs()
+        careful = self._take_over()
         outcomes: dict[str, T | Stalled | Exception] = {}
         together: list[_Task[T]] = []
         own: list[_Task[T]] = []
@@ -148,6 +153,7 @@ class Bulkhead(Generic[T]):
                 outcomes[device] = Stalled(reason)
             else:
                 (own if suspect or careful else together).append(_Task(device, call))
+        tasks = self._tasks = own + together
         waiting = [self._start_alone(task) for task in own]
         if working_on is None:
             waiting += self._run_shared(together)
@@ -156,12 +162,14 @@ class Bulkhead(Generic[T]):
         deadline_s = time.monotonic() + self._limit_s  # one for all: they run side by side
         for task in waiting:
             task.wait(max(0.0, deadline_s - time.monotonic()))
-        for task in own + together:
+        for task in tasks:
             outcomes[task.device] = self._judge(task)
+        tasks.clear()  # this run's, which may not be `_tasks` any more
         return {device: outcomes[device] for device in calls}
 
     def close(self) -> None:
-        """Let idle threads end. Never waits for stuck ones."""
+        """Let idle threads end. Never waits for stuck ones, and a bulkhead of the same name knows of them."""
+        self._take_over()
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -169,19 +177,19 @@ class Bulkhead(Generic[T]):
     def _run_here(self, tasks: list[_Task[T]], working_on: Callable[[str], None]) -> None:
         for task in tasks:
             working_on(task.device)
-            self._in_hand = task
             task.run()
-            if self._in_hand is task:  # else another thread has gone on without this one, and `working_on` will say so
-                self._in_hand = None
         working_on("")
 
-    def _blame_what_hangs(self) -> bool:
-        """Hold the hang of an earlier caller's thread against its device; True when there is one."""
-        task, self._in_hand = self._in_hand, None
-        if task is None or task.done:
-            return False
-        self._judge(task)
-        return True
+    def _take_over(self) -> bool:
+        """Go on without the thread of an earlier run that has not ended; True when it hangs.
+
+        What it has begun is held against the devices, in threads of their own too; what it has not begun it never will.
+        """
+        tasks, self._tasks = self._tasks, []
+        hanging = [task for task in tasks if not task.cancel() and not task.done]
+        for task in hanging:
+            self._judge(task)
+        return bool(hanging)
 
     def _run_shared(self, tasks: list[_Task[T]]) -> list[_Task[T]]:
         """Run the tasks in the shared thread; return those that had to get threads of their own."""
@@ -206,10 +214,11 @@ class Bulkhead(Generic[T]):
 
     def _judge(self, task: _Task[T]) -> T | Stalled | Exception:
         if not task.done:
-            before = self._stalls.get(task.device)
-            count = 1 if before is None else before.count + 1
-            self._stalls[task.device] = _Stall(count, self._monotonic())
-            _stuck[self._name, task.device] = task.pending
+            if _stuck.get((self._name, task.device)) is not task.pending:  # else a later run has judged it
+                before = self._stalls.get(task.device)
+                count = 1 if before is None else before.count + 1
+                self._stalls[task.device] = _Stall(count, self._monotonic())
+                _stuck[self._name, task.device] = task.pending
             return Stalled(f"no answer within {self._limit_s:g} s")
         return task.outcome  # type: ignore[return-value] # set before `pending` was released
 

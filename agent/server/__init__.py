@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Application", "Limits", "Request", "Response", "Server", "TcpAddress", "parse_listen"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("http")
 
 _BUSY = (
     b"HTTP/1.1 503 Service Unavailable\r\nServer: hpcwatch\r\nRetry-After: 1\r\n"

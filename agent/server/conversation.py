@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from agent.server.webconfig import WebConfig, WebSettings
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("http")
 
 _HEAD_END = re.compile(rb"\n\r?\n")
 _RECEIVE_BYTES = 8 * 1024

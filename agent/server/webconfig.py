@@ -20,7 +20,7 @@ from agent.server.passwords import Passwords, is_hash
 if TYPE_CHECKING:
     from agent.server.tls import Tls
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("http")
 
 _HEADERS: Mapping[str, tuple[str, ...]] = {  # with the values allowed, none for any
     "Content-Security-Policy": (),

@@ -97,7 +97,7 @@ class InfiniBand(Collector):
 
     def collect(self, out: Out) -> None:
         """Read what is due of each device. Raises NotPresent as `open` does."""
-        calls = {name: device.read for name, device in self._devices.items()}
+        calls = {name: device.read for name, device in list(self._devices.items())}
         outcomes = self._bulkhead.run(calls, out.working_on)
         keys: list[Key] = []
         values: list[Value] = []
@@ -191,7 +191,7 @@ class InfiniBand(Collector):
         return series
 
     def _drop(self, name: str) -> None:
-        del self._devices[name]
+        self._devices.pop(name, None)
         self._ports.pop(name, None)
         self._series.pop(name, None)
 

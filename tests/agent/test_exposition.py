@@ -315,3 +315,11 @@ def test_linter_of_prometheus_finds_nothing_wrong() -> None:
 def test_largest_snapshot_is_one_page() -> None:
     points = [(Series(UP, [("device", str(number))]), number) for number in range(POINTS_LIMIT)]
     assert page_of(*points).count("\n") == POINTS_LIMIT + 2
+
+
+def test_declared_metric_belongs_to_its_source_whoever_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    store = stored((Series(UP, [("device", "a")]), 9), source="stranger")
+    stored((Series(UP, [("device", "a")]), 1), source="owner", store=store)
+    exposition = Exposition(store, declared_by=lambda: {UP.name: "owner"})
+    assert exposition.page().decode().splitlines()[2:] == ['thing_up{device="a"} 1']
+    assert caplog.messages == ['left off the page, for another has the name: thing_up{device="a"} of stranger']

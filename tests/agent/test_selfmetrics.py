@@ -7,8 +7,7 @@ import platform
 import re
 import subprocess
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +73,7 @@ class Used:
 class Condition:
     reload_ok: bool = True
     reload_at: float = 1_800_000_000.5
-    disabled: Sequence[str] = ()
+    disabled: dict[str, str] = field(default_factory=dict)
     state_writable: bool = True
     events_total: int = 0
     refused_series: int = 0
@@ -153,7 +152,7 @@ def test_collector_that_failed_is_down_with_every_failure_counted_and_no_success
 
 def test_collector_that_is_off_is_not_enabled() -> None:
     bench = Bench()
-    bench.condition.disabled = ("gpu",)
+    bench.condition.disabled = {"gpu": "collectors.gpu.enabled is false"}
     values = bench.values()
     assert {name: value for name, value in values.items() if "collector=" in name} == {
         'collector_enabled{collector="gpu"}': 0
@@ -213,7 +212,7 @@ def test_handles_are_the_same_each_time_so_that_the_page_keeps_its_layout() -> N
 
 def test_every_declared_metric_appears_and_every_one_that_appears_is_declared() -> None:
     bench = Bench()
-    bench.condition.disabled = ("gpu",)
+    bench.condition.disabled = {"gpu": "collectors.gpu.enabled is false"}
     emitted = {series.metric for series in bench.batch(job_of(Plain, bench.clock)).series}
     assert emitted == set(SelfMetrics.metrics)
 
@@ -221,7 +220,7 @@ def test_every_declared_metric_appears_and_every_one_that_appears_is_declared() 
 def test_linter_of_prometheus_finds_nothing_wrong_with_the_agents_own_page() -> None:
     promtool = need("promtool", "prometheus")
     bench = Bench()
-    bench.condition.disabled = ("gpu",)
+    bench.condition.disabled = {"gpu": "collectors.gpu.enabled is false"}
     batch = bench.batch(job_of(Plain, bench.clock), job_of(Failing, bench.clock))
     store = Store()
     store.put(batch.finish("hpcwatch", 0.0))
@@ -253,6 +252,6 @@ def test_own_process_without_proc_says_nothing(monkeypatch: pytest.MonkeyPatch) 
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(os, "open", missing)
-    monkeypatch.setattr(os, "listdir", missing)
+    monkeypatch.setattr(os, "stat", missing)
     process = OwnProcess()
     assert (process.resident_bytes(), process.open_descriptors()) == (None, None)

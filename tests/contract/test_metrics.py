@@ -46,6 +46,7 @@ PREFIXES = {
 NEEDS_MORE = {
     "host_cpu_core_seconds_total": "collectors.host.per_cpu",
     "host_processes_unkillable": "a second count of processes",
+    "hpcwatch_state_writable": "an agent that runs on; `once` keeps nothing",
     # What only a synchronized clock has; tests/collectors/test_host.py shows them.
     "host_clock_max_error_seconds": "a synchronized clock",
     "host_clock_offset_seconds": "a synchronized clock",
