@@ -23,7 +23,7 @@ RESCAN_EARLY_S = 0.05  # a tick may come this much before its time, and must not
 
 # Runs that hang in a device, while later ones go on without it. By collector, because a reload makes a new job but the
 # threads that hang are still there.
-_left_behind: dict[str, list[Batch]] = {}
+_left_behind: dict[str, set[Batch]] = {}
 
 
 class JobState(enum.Enum):
@@ -78,7 +78,7 @@ class Job:
         self.batch = Batch()
         self.lane_thread: object = None
         self.retired = False
-        self._left_behind = _left_behind.setdefault(name, [])
+        self._left_behind = _left_behind.setdefault(name, set())
         self._hangs_in_a_row = 0
         self._lock = threading.Lock()  # a run begins, ends, is evicted or changes threads: one at a time
         self._collector: Collector | None = None
@@ -117,7 +117,7 @@ class Job:
         state, reason, snapshot = self._attempt(batch, taken_at, started_s)
         duration_s = clock.monotonic() - started_s
         with self._lock:
-            if self._is_left_behind(batch):
+            if batch in self._left_behind:
                 self._left_behind.remove(batch)
                 return False
             self.started_s = None  # from here on it cannot be evicted
@@ -148,7 +148,7 @@ class Job:
             self.errors += 1
             if of_device:
                 store.refuse(self.batch)
-                self._left_behind.append(self.batch)
+                self._left_behind.add(self.batch)
                 self._hangs_in_a_row += 1
                 self.started_s, self.due_s, self.lane_thread = None, now_s, None
                 return True
@@ -197,14 +197,11 @@ class Job:
         """
         return self.batch.evicted and not (self.retired and of_device)
 
-    def _is_left_behind(self, batch: Batch) -> bool:
-        return any(left is batch for left in self._left_behind)
-
     def _may_conclude(self, batch: Batch) -> bool:
         """Say whether the collector is still this run's to deal with; if so, no device is to blame from here on."""
         with self._lock:
             batch.device = ""
-            return not self._is_left_behind(batch)
+            return batch not in self._left_behind
 
     def close(self) -> None:
         """Release the collector. For the thread that runs it only."""
