@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent.api import Metric, Series
 
@@ -22,31 +22,6 @@ class SystemClock:
 
     wall = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
-
-
-class NoState:
-    """A memory that keeps nothing, for commands that look once."""
-
-    def load(self) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def save(self, content: Mapping[str, Any]) -> None:
-        """Forget it."""
-
-
-class ReadOnlyState:
-    """A memory that is read but never changed, for commands that look beside a running agent."""
-
-    def __init__(self, state: State) -> None:
-        self._state = state
-
-    def load(self) -> dict[str, Any]:
-        """Return what the agent saved last."""
-        return self._state.load()
-
-    def save(self, content: Mapping[str, Any]) -> None:
-        """Leave it to the agent."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from agent import sizes
 from agent.advice import advise
 from agent.api import Lane
-from agent.context import NodeContext, NoState, ReadOnlyState, SystemClock
+from agent.context import NodeContext, SystemClock
 from agent.derive import Derivation, View
 from agent.derive.selfmetrics import SelfMetrics
 from agent.events import Ring
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agent.registry import Plugin
 
 HIDDEN_WITHOUT_NODE_NAMES = ("node_infiniband_",)
+FLUSH_PATIENCE_S = 1.0
 REMOTE_SLACK_S = 2.0  # what replacing a hung worker takes besides its two deadlines
 
 log = logging.getLogger("agent")
@@ -64,7 +65,7 @@ class Engine:
         self._only = only
         self._look_once = look_once
         self._log_setup = log_setup
-        self._state = StateDir(Path(settings.agent.state_dir))
+        self._state = StateDir(Path(settings.agent.state_dir), read_only=look_once)
         self.store = Store()
         self.ring = Ring(self._memory("events"), self.clock, settings.agent.labels)
         hidden = () if settings.prometheus.names.node_infiniband else HIDDEN_WITHOUT_NODE_NAMES
@@ -142,6 +143,7 @@ class Engine:
     def stop(self) -> None:
         """Let all lanes end; waits a moment for those that can."""
         self.scheduler.stop()
+        self._state.flush(FLUSH_PATIENCE_S)
 
     def emit(self, events: Iterable[Event]) -> None:
         """Record events. Any thread may call."""
@@ -152,7 +154,7 @@ class Engine:
     def reload(self, settings: Settings) -> None:
         """Go over to new settings: collectors whose settings did not change run on untouched. Raises ConfigError."""
         fresh = self._make_plan(settings)
-        same_node = settings.agent == self.settings.agent
+        same_node = _roots(settings) == _roots(self.settings)
         old = self._plan.specs
         kept = {name for name, spec in fresh.specs.items() if same_node and old.get(name) == spec}
         self.settings = settings
@@ -185,8 +187,6 @@ class Engine:
         return plan(settings, self._plugins, own, self._only)
 
     def _memory(self, name: str) -> State:
-        if self._look_once:
-            return NoState() if name == "events" else ReadOnlyState(self._state.file(name))
         return self._state.file(name)
 
     def _context(self, name: str, settings: Settings, interval_s: float, timeout_s: float) -> dict[str, Any]:
@@ -272,6 +272,12 @@ def _boot_id(proc: Path) -> str:
         return boot_id(proc)
     except (OSError, ValueError):
         return ""
+
+
+def _roots(settings: Settings) -> tuple[str, ...]:
+    """Return what every collector gets from `agent` besides its interval: where to look, and what to expect."""
+    agent = settings.agent
+    return agent.sysfs, agent.procfs, agent.devfs, agent.sku
 
 
 def _make_local(spec: Spec, context: dict[str, Any]) -> Collector:

@@ -1,6 +1,7 @@
 """The event ring: the latest events in bounded memory, with ids that grow also across restarts.
 
-Ids are reserved in blocks and the end of the block is what is kept, so that a killed agent never gives an id twice.
+Ids start at the wall clock's milliseconds, so they grow even where nothing can be kept; what is kept, in blocks, makes
+them grow when the clock was set back.
 """
 
 from __future__ import annotations
@@ -61,8 +62,9 @@ class Ring:
         self._events: deque[Recorded] = deque(maxlen=size)
         self._keys: OrderedDict[str, None] = OrderedDict()
         self._lock = threading.Lock()
-        kept = state.load().get("next_id", 1)
-        self._next = self._reserved = kept if isinstance(kept, int) and kept > 0 else 1
+        kept = state.load().get("next_id")
+        self._next = max(int(clock.wall() * 1000), kept if isinstance(kept, int) else 1)
+        self._reserved = self._next
         self.total = 0
 
     def record(self, events: Iterable[Event]) -> list[Recorded]:

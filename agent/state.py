@@ -1,6 +1,7 @@
 """Small memories that survive a restart: one JSON file each under `state_dir`, written whole or not at all.
 
-A corrupt file is set aside with a warning, a directory that cannot be written is told once and lived with.
+A corrupt file is set aside with a warning, a directory that cannot be written is told once and lived with. It may lie
+on a disk that dies or a server that hangs: saving is left to a thread, and loading gives up after a while.
 """
 
 from __future__ import annotations
@@ -9,44 +10,103 @@ import contextlib
 import json
 import logging
 import os
+import threading
+import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.snapshot import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 VERSION = 1
 LARGEST_BYTES = 16 << 20
+LOAD_PATIENCE_S = 2.0
+SAVE_PATIENCE_S = 10.0
 
 log = logging.getLogger("state")
 
 
 class StateDir:
-    """The directory; hands out one `FileState` per name. `problem` says why nothing can be kept, or is empty."""
+    """The directory; hands out one `FileState` per name. `problem` says why nothing can be kept, or is empty.
 
-    def __init__(self, path: Path) -> None:
+    `read_only` is for commands that look beside a running agent: nothing in the directory is touched.
+    """
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self.path = path
+        self.read_only = read_only
         self.problem = ""
+        self._changed = threading.Condition()
+        self._pending: dict[Path, bytes] = {}
+        self._writing_since_s: float | None = None
+        self._writer: threading.Thread | None = None
+
+    def __reduce__(self) -> tuple[Callable[[Path], StateDir], tuple[Path]]:
+        """Give a worker process a directory object of its own: threads and locks stay here."""
+        return partial(StateDir, read_only=self.read_only), (self.path,)
 
     def file(self, name: str) -> FileState:
         """Return the memory with this name."""
         return FileState(self, name)
 
+    def pending(self, path: Path) -> bytes | None:
+        """Return what is to be written there and is not yet."""
+        with self._changed:
+            return self._pending.get(path)
+
+    def put(self, path: Path, data: bytes) -> None:
+        """Have a file written soon; of several contents for one file the last. Never blocks."""
+        if self.read_only:
+            return
+        with self._changed:
+            self._pending[path] = data
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all, name="state", daemon=True)
+                self._writer.start()
+            since_s = self._writing_since_s
+            self._changed.notify_all()
+        if since_s is not None and time.monotonic() - since_s > SAVE_PATIENCE_S:
+            self.failed(TimeoutError(f"no answer within {SAVE_PATIENCE_S:g} s"))
+
+    def flush(self, patience_s: float) -> None:
+        """Wait until everything is written, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._pending and self._writing_since_s is None, patience_s)
+
     def failed(self, error: OSError) -> None:
         """Tell once that nothing can be kept."""
         if not self.problem:
             self.problem = describe(error)
-            log.warning(
-                "cannot keep state: %s; going on without, a restart will forget (agent.state_dir)", self.problem
-            )
+            what = "cannot keep state in %s: %s; going on without, a restart will forget (agent.state_dir)"
+            log.warning(what, self.path, self.problem.removeprefix(f"{self.path}: "))
 
     def succeeded(self) -> None:
         """Note that writing works."""
         if self.problem:
             log.info("state in %s can be kept again", self.path)
             self.problem = ""
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._pending)
+                path = next(iter(self._pending))
+                data = self._pending[path]
+                self._writing_since_s = time.monotonic()
+            try:
+                _replace(path, data)
+            except OSError as error:
+                self.failed(error)
+            else:
+                self.succeeded()
+            with self._changed:
+                self._writing_since_s = None
+                if self._pending.get(path) is data:
+                    del self._pending[path]
+                self._changed.notify_all()
 
 
 class FileState:
@@ -57,7 +117,26 @@ class FileState:
         self._path = directory.path / f"{name}.json"
 
     def load(self) -> dict[str, Any]:
-        """Return what was saved last; empty when there is nothing usable."""
+        """Return what was saved last; empty when there is nothing usable, or no answer within two seconds."""
+        pending = self._directory.pending(self._path)
+        if pending is not None:
+            content: dict[str, Any] = json.loads(pending)["content"]
+            return content
+        loaded: list[dict[str, Any]] = []
+        reader = threading.Thread(target=lambda: loaded.append(self._load()), name="state-load", daemon=True)
+        reader.start()
+        reader.join(LOAD_PATIENCE_S)
+        if not loaded:
+            self._directory.failed(TimeoutError(f"no answer within {LOAD_PATIENCE_S:g} s"))
+            return {}
+        return loaded[0]
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Replace what is kept, soon: written beside, synced, renamed over."""
+        data = json.dumps({"version": VERSION, "content": content}, separators=(",", ":")).encode()
+        self._directory.put(self._path, data)
+
+    def _load(self) -> dict[str, Any]:
         try:
             with self._path.open("rb") as file:
                 raw = file.read(LARGEST_BYTES + 1)
@@ -78,29 +157,11 @@ class FileState:
             return {}
         return content
 
-    def save(self, content: Mapping[str, Any]) -> None:
-        """Replace what is kept: written beside, synced, renamed over."""
-        data = json.dumps({"version": VERSION, "content": content}, separators=(",", ":")).encode()
-        beside = self._path.with_suffix(f".{os.getpid()}.new")
-        try:
-            self._directory.path.mkdir(parents=True, exist_ok=True, mode=0o750)
-            descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-            try:
-                _write_all(descriptor, data)
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            beside.replace(self._path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            self._directory.failed(error)
-        else:
-            self._directory.succeeded()
-
     def _set_aside(self, why: str) -> None:
         aside = self._path.with_suffix(".corrupt")
         try:
+            if self._directory.read_only:
+                raise PermissionError("this command changes nothing")
             self._path.replace(aside)
         except OSError as error:
             log.warning("state %s is unusable (%s) and stays: %s", self._path, why, describe(error))
@@ -108,7 +169,21 @@ class FileState:
             log.warning("state %s is unusable (%s); set aside as %s", self._path, why, aside.name)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file beside, sync it, rename it over. Raises OSError, and then the old file stands."""
+    beside = path.with_suffix(".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        beside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise

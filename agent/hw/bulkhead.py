@@ -78,7 +78,11 @@ class _Task(Generic[T]):
 
     def cancel(self) -> bool:
         """Have the call never made; False when it was begun."""
-        return self._claim.acquire(blocking=False)
+        if not self._claim.acquire(blocking=False):
+            return False
+        self.outcome = RuntimeError("not read: another run went on without this one")
+        self.pending.release()
+        return True
 
     def run(self) -> None:
         """Make the call, unless that was begun already or cancelled."""

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from agent.api import Collector, Event, Kind, Lane, Metric, NotPresent, Out, Severity
-from agent.context import NodeContext, NoState, SystemClock
+from agent.context import NodeContext, SystemClock
+from agent.sim.harness import MemoryState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -104,7 +105,7 @@ def context(tmp_path: Path, clock: Clock | None = None) -> NodeContext:
         proc=tmp_path,
         dev=tmp_path,
         clock=clock or SystemClock(),
-        state=NoState(),
+        state=MemoryState(),
         vm_size=None,
         interval_s=0.1,
         timeout_s=5.0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -233,3 +234,209 @@ def test_call_that_two_threads_come_to_is_made_once() -> None:
 
 def test_nothing_to_read_is_nothing_read(make_node: Callable[[int], Node]) -> None:
     assert make_node(0).read() == {}
+
+
+# Calls in the caller's own thread, with somebody who watches
+
+
+class Caller:
+    """A thread that runs a bulkhead as a lane does, until it is given up."""
+
+    def __init__(self, node: Node) -> None:
+        self.told: list[str] = []
+        self.given_up = False
+        self.outcomes: dict[str, int | Stalled | Exception] | None = None
+        self._node = node
+        self._thread = threading.Thread(target=self._run, name="kit-bulkhead-caller", daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def working_on(self, device: str) -> None:
+        self.told.append(device)
+        if self.given_up:
+            raise InterruptedError
+
+    def hangs_in(self, device: str) -> None:
+        until(lambda: self.told[-1:] == [device] and self._node.devices[device].readers == 1, f"it hangs in {device}")
+
+    def _run(self) -> None:
+        calls = {name: device.read for name, device in self._node.devices.items()}
+        with contextlib.suppress(InterruptedError):
+            self.outcomes = self._node.bulkhead.run(calls, self.working_on)
+
+
+def watched(node: Node) -> dict[str, int | Stalled | Exception]:
+    """Run to the end in a thread that nobody gives up."""
+    caller = Caller(node)
+    until(lambda: caller.ended)
+    assert caller.outcomes is not None
+    return caller.outcomes
+
+
+def stall(node: Node, device: str) -> Caller:
+    """Have a caller hang in a device and give it up."""
+    node.devices[device].free.clear()
+    caller = Caller(node)
+    caller.hangs_in(device)
+    caller.given_up = True
+    return caller
+
+
+def test_watched_devices_are_read_in_the_callers_thread_each_named_before(make_node: Callable[[int], Node]) -> None:
+    node = make_node(3)
+    caller = Caller(node)
+    until(lambda: caller.ended)
+    assert caller.outcomes == {"mlx5_0": 0, "mlx5_1": 1, "mlx5_2": 2}
+    assert caller.told == ["mlx5_0", "mlx5_1", "mlx5_2", ""], "after the last one no device is to blame any more"
+    assert {thread for device in node.devices.values() for thread in device.threads} == {"kit-bulkhead-caller"}
+
+
+def test_watched_run_without_devices_blames_none(make_node: Callable[[int], Node]) -> None:
+    caller = Caller(make_node(0))
+    until(lambda: caller.ended)
+    assert (caller.outcomes, caller.told) == ({}, [""])
+
+
+def test_run_after_a_watched_one_hangs_leaves_its_device_out_and_reads_the_others_one_by_one(
+    make_node: Callable[[int], Node],
+) -> None:
+    node = make_node(4)
+    stall(node, "mlx5_1")
+    outcomes = watched(node)
+    assert isinstance(outcomes["mlx5_1"], Stalled)
+    assert values(outcomes) == {"mlx5_0": 0, "mlx5_2": 2, "mlx5_3": 3}
+    threads = {name: device.threads[-1] for name, device in node.devices.items() if name != "mlx5_1"}
+    assert threads == {name: f"kit-bulkhead-{name}" for name in threads}, "another may hang, too"
+    assert values(watched(node)) == {"mlx5_0": 0, "mlx5_2": 2, "mlx5_3": 3}
+    assert node.devices["mlx5_3"].threads[-1] == "kit-bulkhead-caller", "the next run trusts the others again"
+    assert node.devices["mlx5_1"].threads == ["kit-bulkhead-caller"], "no second reader"
+
+
+def test_caller_that_was_given_up_reads_nothing_more_when_its_call_returns(make_node: Callable[[int], Node]) -> None:
+    node = make_node(3)
+    caller = stall(node, "mlx5_1")
+    node.settle("mlx5_1")
+    until(lambda: caller.ended)
+    assert caller.outcomes is None
+    assert node.devices["mlx5_2"].threads == []
+
+
+def test_watched_run_is_bounded_when_all_other_devices_hang_too(make_node: Callable[[int], Node]) -> None:
+    node = make_node(8)
+    for device in node.devices.values():
+        device.free.clear()
+    stall(node, "mlx5_0")
+    started_s = time.monotonic()
+    for _ in range(5):
+        assert all(isinstance(outcome, Stalled) for outcome in watched(node).values())
+    assert time.monotonic() - started_s < 2 * LIMIT_S + 0.5, "one limit for all, once"
+    assert [device.readers for device in node.devices.values()] == [1] * 8
+
+
+def test_device_in_a_thread_of_its_own_that_hangs_while_its_caller_does_gets_no_second_reader(
+    make_node: Callable[[int], Node],
+) -> None:
+    node = make_node(3)
+    stall(node, "mlx5_0")
+    watched(node)
+    node.settle("mlx5_0")
+    watched(node)  # from now on mlx5_0 has a thread of its own
+    node.devices["mlx5_0"].free.clear()
+    stall(node, "mlx5_1")
+    until(lambda: node.devices["mlx5_0"].readers == 1)
+    outcomes = watched(node)
+    assert values(outcomes) == {"mlx5_2": 2}
+    assert [node.devices[f"mlx5_{number}"].readers for number in (0, 1)] == [1, 1]
+
+
+def test_successor_of_a_closed_bulkhead_knows_what_its_caller_hangs_in(make_node: Callable[[int], Node]) -> None:
+    node = make_node(2)
+    stall(node, "mlx5_0")
+    node.bulkhead.close()  # before any other run could notice
+    node.bulkhead = Bulkhead("kit-bulkhead", LIMIT_S, node.clock.monotonic)
+    outcomes = watched(node)
+    assert isinstance(outcomes["mlx5_0"], Stalled)
+    assert values(outcomes) == {"mlx5_1": 1}
+    assert node.devices["mlx5_0"].readers == 1
+    node.settle("mlx5_0")
+    assert values(watched(node)) == {"mlx5_0": 0, "mlx5_1": 1}
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_caller_that_was_given_up_before_its_call_began_never_makes_it(
+    make_node: Callable[[int], Node], *, raises: bool
+) -> None:
+    node = make_node(2)
+    inside, go_on = threading.Event(), threading.Event()
+
+    def working_on(device: str) -> None:
+        if device == "mlx5_1" and not inside.is_set():
+            inside.set()
+            go_on.wait(30)
+            if raises:
+                raise InterruptedError
+
+    def run() -> None:
+        with contextlib.suppress(InterruptedError):
+            node.bulkhead.run({name: device.read for name, device in node.devices.items()}, working_on)
+
+    slow = threading.Thread(target=run)
+    slow.start()
+    assert inside.wait(10)
+    node.devices["mlx5_1"].free.clear()
+    other = Caller(node)
+    other.hangs_in("mlx5_1")
+    go_on.set()
+    slow.join(10)
+    assert not slow.is_alive(), "it must not hang in the device that another has in hand"
+    assert node.devices["mlx5_1"].readers == 1
+    node.settle("mlx5_1")
+    until(lambda: other.ended)
+    assert other.outcomes == {"mlx5_0": 0, "mlx5_1": 1}, "a device that nobody read did not stall"
+
+
+def test_one_hang_counts_once_and_the_device_is_read_again_in_the_first_run_after_it(
+    make_node: Callable[[int], Node],
+) -> None:
+    node = make_node(2)
+    stall(node, "mlx5_0")
+    for _ in range(5):
+        assert isinstance(watched(node)["mlx5_0"], Stalled)
+    node.settle("mlx5_0")
+    assert values(watched(node)) == {"mlx5_0": 0, "mlx5_1": 1}
+    assert node.devices["mlx5_0"].threads[-1] == "kit-bulkhead-mlx5_0", "who stalled gets a thread of its own"
+
+
+def test_watched_stalls_back_off_as_all_others(make_node: Callable[[int], Node]) -> None:
+    node = make_node(2)
+    device = node.devices["mlx5_0"]
+    stall(node, "mlx5_0")
+    assert isinstance(watched(node)["mlx5_0"], Stalled)
+    node.settle("mlx5_0")
+    device.free.clear()
+    assert isinstance(watched(node)["mlx5_0"], Stalled)  # in a thread of its own: nobody needs to give it up
+    node.settle("mlx5_0")
+    reads = len(device.threads)
+    node.clock.advance(BACKOFF_FIRST_S - 1)
+    outcome = watched(node)["mlx5_0"]
+    assert isinstance(outcome, Stalled)
+    assert "left alone for 30 s" in outcome.reason
+    assert len(device.threads) == reads
+    node.clock.advance(1)
+    assert values(watched(node)) == {"mlx5_0": 0, "mlx5_1": 1}
+    node.clock.advance(FORGIVEN_AFTER_S)
+    watched(node)
+    watched(node)
+    assert device.threads[-1] == "kit-bulkhead-caller"
+
+
+def test_caller_that_fails_on_its_way_leaves_no_device_suspected(make_node: Callable[[int], Node]) -> None:
+    node = make_node(3)
+    caller = stall(node, "mlx5_0")
+    node.settle("mlx5_0")
+    until(lambda: caller.ended)
+    assert watched(node) == {"mlx5_0": 0, "mlx5_1": 1, "mlx5_2": 2}, "it returned before anybody looked"
+    assert node.devices["mlx5_0"].threads[-1] == "kit-bulkhead-caller"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.api import Kind, Metric
-from agent.context import NodeContext, NoState, ReadOnlyState, SystemClock
+from agent.context import NodeContext, SystemClock
 from agent.sim.clock import FakeClock
 from agent.sim.harness import MemoryState
 
@@ -20,7 +20,7 @@ FREE = Metric("free", Kind.HISTOGRAM, "Free.")
 
 def context() -> NodeContext:
     nowhere = Path("/nonexistent")
-    return NodeContext(logging.getLogger("x"), nowhere, nowhere, nowhere, FakeClock(), NoState(), None, 10.0, 5.0)
+    return NodeContext(logging.getLogger("x"), nowhere, nowhere, nowhere, FakeClock(), MemoryState(), None, 10.0, 5.0)
 
 
 def test_same_values_give_the_same_handle_while_it_is_held() -> None:
@@ -63,19 +63,6 @@ def test_wrong_count_of_label_values_is_refused_with_both(values: tuple[str, ...
 def test_free_label_that_a_scraper_refuses_is_refused() -> None:
     with pytest.raises(ValueError, match="'job-id' is not a valid label name"):
         context().sample(FREE, {"job-id": "1"})
-
-
-def test_command_that_looks_beside_the_agent_reads_its_memory_and_leaves_it() -> None:
-    memory = MemoryState({"seen": 1})
-    state = ReadOnlyState(memory)
-    state.save({"seen": 2})
-    assert state.load() == {"seen": 1}
-
-
-def test_memory_that_keeps_nothing_is_empty_after_a_save() -> None:
-    state = NoState()
-    state.save({"seen": 1})
-    assert state.load() == {}
 
 
 def test_system_clock_is_the_machines() -> None:

@@ -254,6 +254,7 @@ def test_derivation_that_fails_costs_itself_and_is_told_once(site: Site, caplog:
 
 def test_state_of_the_agent_is_kept_where_the_configuration_says(site: Site) -> None:
     site.engine(site.reads(Steady))
+    until((site.folder / "state/presence.json").exists)
     kept = json.loads((site.folder / "state/presence.json").read_text())
     assert kept["content"] == {"boot_id": "first", "collectors": ["kit_steady"]}
 

@@ -28,21 +28,34 @@ def devices(events: Any) -> list[str]:
     return [recorded.event.device for recorded in events]
 
 
-def test_ids_grow_by_one_from_one() -> None:
+FIRST = 1_800_000_000_000  # the fake clock's milliseconds
+
+
+def test_ids_grow_by_one_from_the_clocks_milliseconds() -> None:
     one = ring()
-    assert [recorded.id for recorded in one.record([down("a"), down("b")])] == [1, 2]
-    assert [recorded.id for recorded in one.record([down("c")])] == [3]
+    assert [recorded.id for recorded in one.record([down("a"), down("b")])] == [FIRST, FIRST + 1]
+    assert [recorded.id for recorded in one.record([down("c")])] == [FIRST + 2]
     assert one.total == 3
 
 
 def test_ids_grow_over_a_kill_at_any_moment(tmp_path: Path) -> None:
     last = 0
     for count in (1, BLOCK - 1, BLOCK, BLOCK + 1, 0, 3):  # a new ring on the same file each time: nobody said goodbye
-        one = ring(StateDir(tmp_path).file("events"))
+        directory = StateDir(tmp_path)
+        one = ring(directory.file("events"))
         for number in range(count):
             (recorded,) = one.record([down(str(number))])
             assert recorded.id > last
             last = recorded.id
+        directory.flush(20)
+
+
+def test_ids_grow_with_the_clock_where_nothing_can_be_kept() -> None:
+    clock = FakeClock()
+    (before,) = Ring(MemoryState(), clock, {}).record([down()])
+    clock.advance(1)
+    (after,) = Ring(MemoryState(), clock, {}).record([down()])
+    assert after.id > before.id
 
 
 def test_ids_are_reserved_in_blocks_and_not_written_for_each_event() -> None:
@@ -60,7 +73,7 @@ def test_ids_are_reserved_in_blocks_and_not_written_for_each_event() -> None:
 
 @pytest.mark.parametrize("kept", [{"next_id": "7"}, {"next_id": None}, {"next_id": -5}, {"next_id": 1.5}, {}])
 def test_nonsense_that_was_kept_starts_anew(kept: dict[str, Any]) -> None:
-    assert [recorded.id for recorded in ring(MemoryState(kept)).record([down()])] == [1]
+    assert [recorded.id for recorded in ring(MemoryState(kept)).record([down()])] == [FIRST]
 
 
 def test_same_fact_read_again_is_recorded_once() -> None:
@@ -118,9 +131,9 @@ def test_time_is_the_facts_own_or_else_the_clocks() -> None:
 def test_since_gives_the_oldest_after_an_id_so_that_none_is_missed() -> None:
     one = ring()
     one.record(down(name) for name in "abcde")
-    assert devices(one.since(2, limit=2)) == ["c", "d"]
-    assert devices(one.since(5)) == []
-    assert devices(one.since(99)) == []
+    assert devices(one.since(FIRST + 1, limit=2)) == ["c", "d"]
+    assert devices(one.since(FIRST + 4)) == []
+    assert devices(one.since(FIRST + 98)) == []
     assert devices(one.since(0, limit=0)) == []
 
 
@@ -136,29 +149,29 @@ def test_around_gives_what_is_near_in_time_in_order_of_time() -> None:
     one = ring()
     one.record([down("late", time=1300.0), down("centre", time=1000.0), down("early", time=700.0)])
     one.record([down("too early", time=699.9), down("too late", time=1300.1)])
-    assert devices(one.around(2)) == ["early", "centre", "late"]
-    assert devices(one.around(2, seconds=0)) == ["centre"]
+    assert devices(one.around(FIRST + 1)) == ["early", "centre", "late"]
+    assert devices(one.around(FIRST + 1, seconds=0)) == ["centre"]
 
 
 def test_around_keeps_the_nearest_and_always_the_one_asked_for() -> None:
     one = ring()
     one.record(down(str(number), time=1000.0 + number // 5) for number in range(10))
-    for asked in range(1, 11):
+    for asked in range(FIRST, FIRST + 10):
         assert [recorded.id for recorded in one.around(asked, limit=1)] == [asked]
-    assert {recorded.time for recorded in one.around(1, limit=5)} == {1000.0}
+    assert {recorded.time for recorded in one.around(FIRST, limit=5)} == {1000.0}
 
 
 def test_around_an_event_that_is_no_longer_known_is_empty() -> None:
     one = ring(size=1)
     one.record(down(name) for name in "ab")
-    assert one.around(1) == []
+    assert one.around(FIRST) == []
 
 
 def test_answer_has_the_fields_of_the_contract() -> None:
     one = ring(cluster="blue", port="overridden")
     (recorded,) = one.record([down(time=1.5, labels={"port": "1"}, source="sysfs", key="k")])
     assert recorded.as_json() == {
-        "id": 1,
+        "id": FIRST,
         "key": "k",
         "time": "1970-01-01T00:00:01.500Z",
         "kind": "link_down",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -13,7 +14,17 @@ from typing import Any
 
 import pytest
 
+from agent import state as state_module
 from agent.state import LARGEST_BYTES, FileState, StateDir
+from tests.agent.kit import until
+
+
+class PromptDir(StateDir):
+    """A directory that has written when `save` returns."""
+
+    def put(self, path: Path, data: bytes) -> None:
+        super().put(path, data)
+        self.flush(20)
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -22,17 +33,17 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_what_was_saved_is_loaded_by_the_next_agent(tmp_path: Path) -> None:
     content = {"positions": [1, 2.5, None, True], "name": "ü\udc80\n", "big": 2**64}
-    StateDir(tmp_path / "new" / "dir").file("collector-host").save(content)
-    assert StateDir(tmp_path / "new" / "dir").file("collector-host").load() == content
+    PromptDir(tmp_path / "new" / "dir").file("collector-host").save(content)
+    assert PromptDir(tmp_path / "new" / "dir").file("collector-host").load() == content
 
 
 def test_nothing_saved_is_empty_and_no_complaint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert StateDir(tmp_path / "missing").file("events").load() == {}
+    assert PromptDir(tmp_path / "missing").file("events").load() == {}
     assert caplog.records == []
 
 
 def test_memories_do_not_mix(tmp_path: Path) -> None:
-    directory = StateDir(tmp_path)
+    directory = PromptDir(tmp_path)
     directory.file("a").save({"x": 1})
     directory.file("a.b").save({"x": 2})
     assert (directory.file("a").load(), directory.file("a.b").load()) == ({"x": 1}, {"x": 2})
@@ -63,7 +74,7 @@ def test_corrupt_file_is_set_aside_with_a_warning(
 ) -> None:
     path = tmp_path / "events.json"
     path.write_bytes(text)
-    state = StateDir(tmp_path).file("events")
+    state = PromptDir(tmp_path).file("events")
     assert state.load() == {}
     (warning,) = warnings_of(caplog)
     assert str(path) in warning
@@ -77,7 +88,7 @@ def test_file_of_another_version_is_set_aside_and_not_understood(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "events.json").write_text('{"version":2,"content":{"next_id":5}}')
-    assert StateDir(tmp_path).file("events").load() == {}
+    assert PromptDir(tmp_path).file("events").load() == {}
     assert "version 2, this agent writes 1" in warnings_of(caplog)[0]
     assert (tmp_path / "events.corrupt").exists()
 
@@ -86,7 +97,7 @@ def test_directory_that_cannot_be_written_is_told_once_and_lived_with(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")
-    directory = StateDir(tmp_path / "file" / "state")
+    directory = PromptDir(tmp_path / "file" / "state")
     for name in ("events", "presence", "collector-host"):
         assert directory.file(name).load() == {}
     for _ in range(3):
@@ -100,7 +111,7 @@ def test_directory_that_cannot_be_written_is_told_once_and_lived_with(
 
 def test_file_that_cannot_be_read_is_told_and_lived_with(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "events.json").mkdir()
-    directory = StateDir(tmp_path)
+    directory = PromptDir(tmp_path)
     assert directory.file("events").load() == {}
     directory.file("events").save({"a": 1})
     (warning,) = warnings_of(caplog)
@@ -112,7 +123,7 @@ def test_directory_that_can_be_written_again_is_told_once(tmp_path: Path, caplog
     caplog.set_level(logging.INFO)
     obstacle = tmp_path / "state"
     obstacle.write_text("")
-    directory = StateDir(obstacle)
+    directory = PromptDir(obstacle)
     directory.file("events").save({"a": 1})
     assert directory.problem
     obstacle.unlink()
@@ -124,7 +135,7 @@ def test_directory_that_can_be_written_again_is_told_once(tmp_path: Path, caplog
 
 
 def test_reader_never_sees_half_a_file(tmp_path: Path) -> None:
-    state = FileState(StateDir(tmp_path), "events")
+    state = FileState(PromptDir(tmp_path), "events")
     sizes = (10, 200_000)
     state.save({"a": "x" * sizes[0]})
     done = threading.Event()
@@ -158,14 +169,14 @@ def test_content_is_on_disk_before_it_takes_the_name(tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "fsync", noting_fsync)
     monkeypatch.setattr(Path, "replace", noting_replace)
-    StateDir(tmp_path).file("events").save({"a": 1})
+    PromptDir(tmp_path).file("events").save({"a": 1})
     assert steps == ["sync", "rename"]
 
 
 def test_disk_that_fails_in_the_middle_keeps_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    state = StateDir(tmp_path).file("events")
+    state = PromptDir(tmp_path).file("events")
     state.save({"a": 1})
 
     def full(descriptor: int) -> None:
@@ -179,9 +190,8 @@ def test_disk_that_fails_in_the_middle_keeps_what_was_there(
 
 
 def test_rest_of_a_killed_agent_does_no_harm(tmp_path: Path) -> None:
-    (tmp_path / f"events.{os.getpid()}.new").write_bytes(b"half a docum")
-    (tmp_path / "events.1.new").write_bytes(b"half a docum")
-    state = StateDir(tmp_path).file("events")
+    (tmp_path / "events.new").write_bytes(b"half a docum")
+    state = PromptDir(tmp_path).file("events")
     assert state.load() == {}
     state.save({"a": 1})
     assert state.load() == {"a": 1}
@@ -189,7 +199,7 @@ def test_rest_of_a_killed_agent_does_no_harm(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [{"a": {1, 2}}, {"a": Path("x")}, {"a": object()}])
 def test_what_is_no_json_is_refused_and_what_was_there_stays(content: dict[str, Any], tmp_path: Path) -> None:
-    state = StateDir(tmp_path).file("events")
+    state = PromptDir(tmp_path).file("events")
     state.save({"a": 1})
     with pytest.raises(TypeError, match="not JSON serializable"):
         state.save(content)
@@ -199,8 +209,67 @@ def test_what_is_no_json_is_refused_and_what_was_there_stays(content: dict[str, 
 def test_state_is_not_for_everybody(tmp_path: Path) -> None:
     code = (
         "import os, sys; os.umask(0); from pathlib import Path; from agent.state import StateDir;"
-        "StateDir(Path(sys.argv[1])).file('events').save({})"
+        "d = StateDir(Path(sys.argv[1])); d.file('events').save({}); d.flush(20)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "state")], timeout=30, check=True)
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o750
     assert (tmp_path / "state" / "events.json").stat().st_mode & 0o777 == 0o640
+
+
+def test_disk_that_hangs_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda _: answer.wait(20))
+    directory = StateDir(tmp_path)
+    state = directory.file("events")
+    for number in range(3):
+        state.save({"a": number})
+    assert state.load() == {"a": 2}, "what is to be written is what was saved last"
+    directory.flush(0.05)
+    assert not (tmp_path / "events.json").exists()
+    answer.set()
+    directory.flush(20)
+    assert json.loads((tmp_path / "events.json").read_bytes())["content"] == {"a": 2}
+
+
+def test_disk_that_does_not_answer_for_long_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answer = threading.Event()
+    monkeypatch.setattr(os, "fsync", lambda _: answer.wait(20))
+    monkeypatch.setattr(state_module, "SAVE_PATIENCE_S", -1.0)
+    directory = StateDir(tmp_path)
+    directory.file("events").save({"a": 1})
+    until((tmp_path / "events.new").exists)
+    directory.file("events").save({"a": 2})
+    assert "no answer within" in directory.problem
+    assert len(warnings_of(caplog)) == 1
+    answer.set()
+    directory.flush(20)
+    assert not directory.problem
+
+
+def test_directory_that_hangs_when_read_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "events.json")
+    monkeypatch.setattr(state_module, "LOAD_PATIENCE_S", 0.05)
+    directory = StateDir(tmp_path)
+    assert directory.file("events").load() == {}
+    assert "no answer within" in directory.problem
+    os.close(os.open(tmp_path / "events.json", os.O_RDWR | os.O_NONBLOCK))  # a writer that comes and goes frees it
+    until(lambda: not any(thread.name == "state-load" for thread in threading.enumerate()))
+
+
+def test_read_only_directory_is_read_and_left_alone(tmp_path: Path) -> None:
+    PromptDir(tmp_path).file("seen").save({"a": 1})
+    (tmp_path / "bad.json").write_text("{")
+    directory = StateDir(tmp_path, read_only=True)
+    directory.file("seen").save({"a": 2})
+    directory.flush(20)
+    assert directory.file("seen").load() == {"a": 1}
+    assert directory.file("bad").load() == {}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.json", "seen.json"]
+
+
+def test_worker_process_gets_a_directory_of_its_own(tmp_path: Path) -> None:
+    directory = StateDir(tmp_path, read_only=True)
+    copy = pickle.loads(pickle.dumps(directory.file("x")))._directory  # noqa: S301 - our own
+    assert (copy.path, copy.read_only) == (tmp_path, True)
