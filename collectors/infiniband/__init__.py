@@ -7,6 +7,7 @@ absence means: infiniband.md.
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     Outcome = Reading | Stalled | Exception
 
 SOONEST_RESCAN_S = 5.0
+_HANGS = "a read does not return; left alone until it does, the others go on; the kernel log may tell more"
 _NODE = ""  # the owner, among devices' names, of the series that belong to the whole node
 
 
@@ -76,7 +78,8 @@ class InfiniBand(Collector):
         # Devices come and go, and what is wanted to be seen often is wanted to be found soon.
         self.rescan_s = min(max(options.slow_interval, SOONEST_RESCAN_S), type(self).rescan_s)
         self._bulkhead: Bulkhead[Reading] = Bulkhead(self._class, ctx.timeout_s * DEVICE_SHARE, ctx.clock.monotonic)
-        self._expectation = Expectation(ctx)
+        self._expectation = Expectation(ctx, self._is_wanted)
+        self._told_missing = 0
         self._devices: dict[str, Device] = {}
         self._excluded: set[str] = set()
         self._ports: dict[str, Ports] = {}  # as last seen, also of a device that is stuck now
@@ -153,16 +156,20 @@ class InfiniBand(Collector):
     def _lose(self, out: Out, name: str, outcome: Outcome, keys: list[Key], values: list[Value]) -> None:
         """Show a device that is there but gave nothing: of its ports only that they cannot be observed."""
         stalled = isinstance(outcome, Stalled)
-        out.failed(name, "no answer: left alone until the read returns" if stalled else _as_exception(outcome))
-        self._ports[name] = tuple(port._replace(up=None) for port in self._ports.get(name, ()))
+        out.failed(name, _HANGS if stalled else _as_exception(outcome))
+        known = self._ports.get(name) or self._devices[name].ports_found
+        self._ports[name] = tuple(port._replace(up=None) for port in known)
         keys.extend((metrics.OBSERVABLE, (name, port.port)) for port in self._ports[name])
         values.extend(0 for _ in self._ports[name])
 
     def _judge_fabric(self, keys: list[Key], values: list[Value]) -> None:
         """Add how many fabric ports there are, should be and are up, and the rate they should have."""
         fabric = self._fabric()
-        self._expectation.saw(len(fabric))
-        counts = {"expected": self._expected(), "present": len(fabric), "up": sum(bool(p.up) for _, p in fabric)}
+        others = {n for n, ports in self._ports.items() if ports and all(p.role in roles.NO_FABRIC for p in ports)}
+        self._expectation.saw(Counter(name for name, _ in fabric), others)
+        expected = self._expected()
+        self._tell_missing((expected or 0) - len(fabric), expected)
+        counts = {"expected": expected, "present": len(fabric), "up": sum(bool(p.up) for _, p in fabric)}
         for status, count in counts.items():
             if count is not None:
                 keys.append((metrics.FABRIC_PORTS, (status,)))
@@ -171,6 +178,14 @@ class InfiniBand(Collector):
         if size is not None and size.fabric_rate_bps:
             keys.extend((metrics.EXPECTED_RATE, (name, port.port)) for name, port in fabric)
             values.extend(size.fabric_rate_bps // 8 for _ in fabric)
+
+    def _tell_missing(self, missing: int, expected: int | None) -> None:
+        """Log a change in how many fabric ports are missing."""
+        if missing > 0 and missing != self._told_missing:
+            self.ctx.log.warning("%d of %d expected fabric ports are not there", missing, expected)
+        elif missing <= 0 < self._told_missing:
+            self.ctx.log.info("all %d expected fabric ports are there again", expected)
+        self._told_missing = max(missing, 0)
 
     def _fabric(self) -> list[tuple[str, PortState]]:
         return [(name, port) for name, ports in self._ports.items() for port in ports if port.role == roles.FABRIC]

@@ -78,6 +78,7 @@ class Device:
         self._path = f"{directory}/{name}"
         self._around = around
         self._identity: tuple[str, tuple[int, int]] | None = None
+        self.ports_found: tuple[PortState, ...] = ()  # set as a whole, so that it can be read while a read hangs
         self._forget()
 
     def rescan(self) -> None:
@@ -164,12 +165,14 @@ class Device:
         if identity != self._identity:
             self._forget()
             self._identity = identity
-        self._scan_ports()
+        self._list_ports()
         self._describe(guid)
+        self.ports_found = tuple(PortState(port.name, self._roles[port.name]) for port in self._ports)
+        self._scan_files()
         self._order()
         self._scan_due = False
 
-    def _scan_ports(self) -> None:
+    def _list_ports(self) -> None:
         now_s = self._around.clock.monotonic()
         names = listing_of(self._path, "ports", "", self._faults, now_s)
         numbers = {int(name) for name in names if _is_port(name)}
@@ -179,6 +182,9 @@ class Device:
         for number in numbers - kept.keys():
             kept[number] = Port(self._path, self.name, number, self._faults, hw_counters=self._around.hw_counters)
         self._ports = [kept[number] for number in sorted(kept)]
+
+    def _scan_files(self) -> None:
+        now_s = self._around.clock.monotonic()
         for port in self._ports:
             if port.scan(now_s):
                 self._slow_due_s = float("-inf")

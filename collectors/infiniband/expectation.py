@@ -7,35 +7,49 @@ from typing import TYPE_CHECKING
 from agent.hw.sysfs import read_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
     from agent.api import Context
 
 
 class Expectation:
-    """The VM size's promise, and the most ports seen at once since this boot, kept across restarts of the agent."""
+    """The VM size's promise, and the devices that were there at once on this boot, kept across restarts of the agent.
 
-    def __init__(self, ctx: Context) -> None:
+    `is_wanted` says of a device's name whether the configuration lets it be read: what is kept out is not expected.
+    """
+
+    def __init__(self, ctx: Context, is_wanted: Callable[[str], bool]) -> None:
         self._state = ctx.state
+        self._is_wanted = is_wanted
         self._promised = ctx.vm_size.fabric_ports if ctx.vm_size is not None else None
         self._boot_id = _boot_id(ctx)
         content = ctx.state.load()
-        seen = content.get("fabric_ports")
+        devices = content.get("fabric_ports")
         known = bool(self._boot_id) and content.get("boot_id") == self._boot_id
-        self._seen = seen if known and isinstance(seen, int) else 0
+        kept = devices if known and isinstance(devices, dict) else {}
+        self._seen: dict[str, int] = {name: n for name, n in kept.items() if isinstance(n, int)}
 
-    def saw(self, ports: int) -> None:
-        """Remember that this many fabric ports were there at once."""
-        if ports > self._seen:
-            self._seen = ports
-            self._state.save({"boot_id": self._boot_id, "fabric_ports": ports})
+    def saw(self, fabric: Mapping[str, int], others: Collection[str]) -> None:
+        """Remember the fabric ports that are there now, by device, unless more were there before.
+
+        `others`: devices that are there and are no fabric, whatever they were before.
+        """
+        seen = {name: n for name, n in self._seen.items() if name not in others and self._is_wanted(name)}
+        if sum(fabric.values()) >= sum(seen.values()):  # equal: under new names, perhaps
+            seen = dict(fabric)
+        if seen != self._seen:
+            self._seen = seen
+            self._state.save({"boot_id": self._boot_id, "fabric_ports": seen})
 
     def ports(self, excluded: int) -> int | None:
         """Return how many ports should be there; None when nothing tells.
 
         `excluded`: devices that the configuration keeps out, which the VM size's number includes.
         """
+        seen = sum(n for name, n in self._seen.items() if self._is_wanted(name))
         if self._promised is None:
-            return self._seen or None
-        return max(self._promised - excluded, self._seen)
+            return seen or None
+        return max(self._promised - excluded, seen)
 
 
 def _boot_id(ctx: Context) -> str:

@@ -18,6 +18,7 @@ FABRIC = "fabric"
 FRONTEND = "frontend"
 ROCE = "roce"
 UNKNOWN = "unknown"
+NO_FABRIC = frozenset({FRONTEND, ROCE})
 
 ETHERNET = "Ethernet"  # what link_layer says of RoCE
 

@@ -436,6 +436,47 @@ def test_ports_of_another_boot_are_not_expected(tmp_path: Path) -> None:
         Probe(InfiniBand, sysfs=sysfs, procfs=procfs, state=state).open()
 
 
+def test_device_that_is_excluded_later_is_not_missed(tmp_path: Path) -> None:
+    sysfs, procfs, state = tmp_path / "sys", tmp_path / "proc", MemoryState()
+    write_boot(procfs)
+    write_nd96asr_v4(sysfs)
+    Probe(InfiniBand, sysfs=sysfs, procfs=procfs, state=state).collect()
+    options = Options(device_exclude=("mlx5_ib3", "mlx5_ib4"))
+    for size in (None, ND96):
+        probe = Probe(InfiniBand, options, sysfs=sysfs, procfs=procfs, state=state, vm_size=size)
+        values = probe.collect().values
+        assert [values[fabric(status)] for status in ("expected", "present")] == [6, 6]
+
+
+def test_device_under_another_name_is_not_expected_twice(tmp_path: Path) -> None:
+    sysfs, procfs, state = tmp_path / "sys", tmp_path / "proc", MemoryState()
+    write_boot(procfs)
+    write_hca(sysfs, "mlx5_0")
+    probe = Probe(InfiniBand, sysfs=sysfs, procfs=procfs, state=state)
+    probe.collect()
+    entry = sysfs / "class" / "infiniband" / "mlx5_0"
+    entry.rename(entry.with_name("mlx5_ib0"))
+    probe.open()
+    assert probe.collect().values[fabric("expected")] == 1
+    assert state.content["fabric_ports"] == {"mlx5_ib0": 1}
+
+
+def test_ports_that_went_and_came_back_are_told_once_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    write_hca(tmp_path, "mlx5_ib0")
+    probe = Probe(InfiniBand, sysfs=tmp_path, vm_size=VmSize("x", fabric_ports=2))
+    for _ in range(2):
+        probe.collect()
+    write_hca(tmp_path, "mlx5_ib1", pci="0102:00:00.0")
+    probe.open()
+    for _ in range(2):
+        probe.collect()
+    assert caplog.messages == [
+        "1 of 2 expected fabric ports are not there",
+        "all 2 expected fabric ports are there again",
+    ]
+
+
 @pytest.mark.parametrize("content", [{"boot_id": None}, {"fabric_ports": "many", "boot_id": "x"}, {"other": []}])
 def test_useless_memory_is_ignored(tmp_path: Path, content: dict[str, object]) -> None:
     write_boot(tmp_path / "proc", "x")

@@ -176,7 +176,10 @@ def test_device_that_hangs_from_the_start_costs_its_own_values_only(
     probe = Probe(InfiniBand, sysfs=tmp_path, timeout_s=4 * LIMIT_S, interval_s=15)
     for _ in range(3):
         result = probe.collect()
-        assert of_device(result.values, "mlx5_ib1") == {stalled("mlx5_ib1")}
+        observable = series("infiniband_port_observable", "mlx5_ib1")
+        assert of_device(result.values, "mlx5_ib1") == {stalled("mlx5_ib1"), observable}
+        assert result.values[observable] == 0
+        assert fabric(result.values) == [3, 3, 2], "it is there, it only does not answer"
         assert [result.values[stalled(f"mlx5_ib{index}")] for index in range(3)] == [0, 1, 0]
         assert result.values[series("infiniband_port_up", "mlx5_ib0")] == 1
         assert result.values[series("infiniband_port_up", "mlx5_ib2")] == 1
