@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import signal
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
@@ -40,24 +41,46 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status. Never a traceback for the user's mistake."""
     options = _parser().parse_args(arguments)
+    if options.command is _run:
+        _end_early_on_signals()
     setup = partial(log.setup, options.log_level, options.log_format)
     setup()
     try:
         refuse_strangers()
         status = options.command(_Invocation(options, setup))
-        sys.stdout.flush()
     except (ConfigError, RegistryError) as mistake:
         sys.stderr.write(f"hpcwatch: {mistake}\n")
         return EXIT_CONFIG
-    except BrokenPipeError:  # `hpcwatch metrics | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+    except _OutputError as error:
+        return _without_output(error)
     except KeyboardInterrupt:
         return 130
     except Exception as error:
         logger.exception("internal error, please report it with the lines below: %s", error)  # noqa: TRY401
         return EXIT_INTERNAL
     return int(status)
+
+
+class _OutputError(Exception):
+    """What a command prints could not be written. The cause is the OSError."""
+
+
+def _print(text: str | bytes) -> None:
+    """Write all of it to standard output. Raises _OutputError."""
+    try:
+        with os.fdopen(1, "wb", closefd=False) as output:
+            output.write(text.encode("utf-8", "replace") if isinstance(text, str) else text)
+    except OSError as error:
+        raise _OutputError from error
+
+
+def _without_output(error: _OutputError) -> int:
+    """Say why nothing more could be printed; `hpcwatch metrics | head` is no failure."""
+    cause = error.__cause__
+    if isinstance(cause, BrokenPipeError):
+        return EXIT_OK
+    sys.stderr.write(f"hpcwatch: cannot write to standard output: {getattr(cause, 'strerror', cause)}\n")
+    return EXIT_FAILED
 
 
 class _Invocation:
@@ -81,6 +104,13 @@ class _Invocation:
             procfs=options.procfs,
         )
         return load(sources, collector_names=list(self.plugins), output_names=[])
+
+
+def _end_early_on_signals() -> None:
+    """Be ready for a service manager from the start; the daemon takes the signals over when it serves."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: os._exit(EXIT_OK))
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is about to be read is not to be read again
 
 
 def _run(call: _Invocation) -> int:
@@ -108,13 +138,14 @@ def _once(call: _Invocation) -> int:
     if unknown:
         sys.stderr.write(f"hpcwatch once: no collector {', '.join(unknown)}; installed: {', '.join(call.plugins)}\n")
         return EXIT_USAGE
+    if call.options.push:
+        logger.warning("--push: no output that sends is configured")
     engine = Engine(call.settings(), call.plugins, log_setup=call.log_setup, look_once=True, only=only)
     engine.start()
     engine.wait_for_first_round()
     form = call.options.format
     page = snapshot_json(engine) if form == "json" else engine.exposition.page(openmetrics=form == "openmetrics")
-    sys.stdout.buffer.write(page)
-    sys.stdout.flush()
+    _print(page)
     failed = any(job.enabled and not job.up for _, job in engine.collectors.values())
     engine.stop()
     return EXIT_FAILED if failed else EXIT_OK
@@ -131,14 +162,14 @@ def _collectors(call: _Invocation) -> int:
     engine.wait_for_first_round()
     rows = collector_rows(engine)
     engine.stop()
-    sys.stdout.write(collectors_json(rows) if call.options.json else collectors_table(rows))
+    _print(collectors_json(rows) if call.options.json else collectors_table(rows))
     return EXIT_OK
 
 
 def _metrics(call: _Invocation) -> int:
     from agent.reports import declared_metrics, metrics_text  # noqa: PLC0415 - imports every collector
 
-    sys.stdout.write(metrics_text(declared_metrics(call.plugins), call.options.format))
+    _print(metrics_text(declared_metrics(call.plugins), call.options.format))
     return EXIT_OK
 
 
@@ -149,7 +180,7 @@ def _config(call: _Invocation) -> int:
 
     classes = usable_collectors(call.plugins)
     if call.options.action == "init":
-        sys.stdout.write(default_text(classes, {}))
+        _print(default_text(classes, {}))
         return EXIT_OK
     settings = call.settings()
     text = show(settings, classes, {})  # checks every collector's own keys, too
@@ -157,7 +188,7 @@ def _config(call: _Invocation) -> int:
         logger.warning("%s", line)
     if settings.prometheus.web_config:
         _check_web_config(settings.prometheus.web_config)
-    sys.stdout.write(text if call.options.action == "show" else "configuration is valid\n")
+    _print(text if call.options.action == "show" else "configuration is valid\n")
     return EXIT_OK
 
 
@@ -185,6 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(log_level="info")
     once = _verb(verbs, "once", _once, "collect once and print what a scraper would see", common)
     once.add_argument("--format", choices=("text", "openmetrics", "json"), default="text", help="default: text")
+    once.add_argument("--push", action="store_true", help="also send to the configured outputs")
     once.add_argument(
         "--collector", action="append", default=[], metavar="NAME", help="only this one, repeatable; on whatever is set"
     )
@@ -217,6 +249,12 @@ def _logging() -> _Parser:
     return group
 
 
+def _assignment(text: str) -> str:
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, such as agent.interval=5s, got {text!r}")
+    return text
+
+
 def _common() -> list[_Parser]:
     group = _Parser(add_help=False)
     group.add_argument(
@@ -230,7 +268,12 @@ def _common() -> list[_Parser]:
     group.add_argument("--sysfs", metavar="DIR", help="root of sysfs, default: /sys")
     group.add_argument("--procfs", metavar="DIR", help="root of procfs, default: /proc")
     group.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="one setting, such as agent.interval=5s"
+        "--set",
+        action="append",
+        default=[],
+        type=_assignment,
+        metavar="KEY=VALUE",
+        help="one setting, such as agent.interval=5s",
     )
     return [group, _logging()]
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from agent import __version__
+from agent.address import parse_listen
 from agent.config.tree import ConfigError
 from agent.notify import Notifier
 from agent.server import Server
-from agent.server.listen import parse_listen
 from agent.server.webconfig import WebConfig
 from agent.snapshot import describe
 from agent.web import WebApp

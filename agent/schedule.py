@@ -165,7 +165,7 @@ class Scheduler:
             return float("inf")
         if job.batch.evicted:
             return self.clock.monotonic()
-        interval_s = max(job.interval_s, RESCAN_S) if job.state is JobState.ABSENT else job.interval_s
+        interval_s = RESCAN_S if job.state is JobState.ABSENT else job.interval_s
         # A run may have come a little early, with its neighbours or by a slewed clock. The point it was meant for,
         # still ahead then, is not the next one.
         early_s = max(TOGETHER_S, interval_s * SLEW)

@@ -115,7 +115,7 @@ def prefers_openmetrics(accept: str) -> bool:
     best = {True: 0.0, False: 0.0}
     for part in accept.lower().split(","):
         kind, *parameters = (piece.strip() for piece in part.split(";"))
-        given = dict(parameter.split("=", 1) for parameter in parameters if "=" in parameter)
+        given = dict(parameter.replace('"', "").split("=", 1) for parameter in parameters if "=" in parameter)
         weight = _weight(given.get("q", "1"))
         if kind == "application/openmetrics-text" and given.get("version", "1.0.0") in ("1.0.0", "0.0.1"):
             best[True] = max(best[True], weight)

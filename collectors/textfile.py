@@ -22,7 +22,7 @@ MTIME = Metric(
 ERROR = Metric(
     "hpcwatch_textfile_error",
     Kind.GAUGE,
-    "1 when the file or a part of it was refused, 0 when all of it is shown.",
+    "1 when the file or a part of it was refused, 0 when all of it was taken.",
     labels=("file",),
     source="the agent's reading of the file",
 )

@@ -48,6 +48,13 @@ class Sources:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ, repr=False)  # it holds secrets
 
 
+# What this version does not have and later ones will: a configuration for both may name it, unless it wants it on.
+LATER = {
+    "collectors": ("azure", "gpu", "kernel", "link_flap", "logs", "workload"),
+    "outputs": ("azure_custom_metrics", "azure_logs", "azure_monitor", "remote_write"),
+}
+
+
 def load(sources: Sources, *, collector_names: Sequence[str], output_names: Sequence[str]) -> Settings:
     """Read and check everything but the collectors' and outputs' own keys (`Settings.options`).
 
@@ -62,6 +69,12 @@ def load(sources: Sources, *, collector_names: Sequence[str], output_names: Sequ
         collectors={name: _collector(name, node) for name, node in collectors.items()},
         prometheus=decode(prometheus, PrometheusSettings, "outputs.prometheus"),
         outputs={name: _output(name, node) for name, node in outputs.items()},
+        later=tuple(
+            f"{section}.{name}"
+            for section, installed in (("collectors", collector_names), ("outputs", output_names))
+            for name in entries(sections[section], section)
+            if name in LATER[section] and name not in installed
+        ),
     )
 
 
@@ -122,6 +135,9 @@ def _named(section: Node, path: str, what: str, installed: Sequence[str]) -> dic
     """Return the mapping under every installed name; a null under those that are not mentioned."""
     mentioned = entries(section, path)
     for name, node in mentioned.items():
+        if name in LATER[path] and name not in installed:
+            _refuse_if_wanted(node, join(path, name))
+            continue
         if name not in installed:
             raise unknown_key(node, join(path, name), name, installed, what=what)
         if isinstance(node.content, bool):
@@ -131,6 +147,12 @@ def _named(section: Node, path: str, what: str, installed: Sequence[str]) -> dic
             )
         entries(node, join(path, name))
     return {name: mentioned.get(name, Node(None, BUILT_IN)) for name in installed}
+
+
+def _refuse_if_wanted(node: Node, path: str) -> None:
+    enabled = entries(node, path).get("enabled", Node(None, BUILT_IN))
+    if enabled.content is True:
+        raise ConfigError(enabled.origin, f"{join(path, 'enabled')}: this version of hpcwatch does not have it")
 
 
 def _agent(section: Node) -> AgentSettings:

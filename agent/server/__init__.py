@@ -18,10 +18,11 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.address import TcpAddress, parse_listen
 from agent.server.conversation import Conversation
 from agent.server.exchange import Application, Limits, Request, Response
 from agent.server.links import LinkTable
-from agent.server.listen import TcpAddress, open_tcp, open_unix, parse_listen
+from agent.server.listen import open_tcp, open_unix
 
 if TYPE_CHECKING:
     from agent.server.webconfig import WebConfig

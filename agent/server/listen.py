@@ -1,4 +1,4 @@
-"""Where the agent listens: addresses as people write them, and the sockets made from them."""
+"""Listening sockets: TCP and unix."""
 
 from __future__ import annotations
 
@@ -6,39 +6,14 @@ import contextlib
 import errno
 import grp
 import os
-import re
 import socket
 import stat
 from pathlib import Path
-from typing import NamedTuple
+
+from agent.address import TcpAddress
 
 GROUP = "hpcwatch"
 _BACKLOG = 1024  # the kernel cuts it to net.core.somaxconn
-_ADDRESS = re.compile(
-    r"(?:\[(?P<v6>[0-9a-fA-F:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\[\]:/\s]*)):(?P<port>[0-9]{1,5})", re.ASCII
-)
-
-
-class TcpAddress(NamedTuple):
-    """Host and port to listen on. An empty host means every address, IPv6 and IPv4; port 0 lets the kernel choose."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        """As `parse_listen` reads it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def parse_listen(text: str) -> TcpAddress:
-    """Read `HOST:PORT`, `[IPV6]:PORT` or `:PORT`. Raises ValueError with the accepted forms."""
-    match = _ADDRESS.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"expected an address such as 0.0.0.0:9753, [::1]:9753 or :9753, got {text!r}")
-    port = int(match["port"])
-    if port > 65535:  # noqa: PLR2004 - TCP's
-        raise ValueError(f"expected a port from 0 to 65535, got {port} in {text!r}")
-    return TcpAddress(match["v6"] or match["host"] or "", port)
 
 
 def open_tcp(address: TcpAddress) -> socket.socket:
@@ -48,6 +23,8 @@ def open_tcp(address: TcpAddress) -> socket.socket:
     """
     try:
         return _bind_tcp(address)
+    except UnicodeError as error:  # a host name that is none, such as one that begins with a dot
+        raise OSError(errno.EINVAL, f"cannot listen on {address}: {error}") from error
     except OSError as error:
         if not address.host and error.errno in {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}:
             return open_tcp(TcpAddress("0.0.0.0", address.port))  # noqa: S104 - a node without IPv6, asked for all

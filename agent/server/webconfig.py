@@ -104,6 +104,8 @@ class WebConfig:
             raise WebConfigError(f"{self._path}: cannot be read: {error.strerror}") from error
         except yaml.YAMLError as error:
             raise WebConfigError(f"{self._path}: {_one_line(error)}") from error
+        except (ValueError, RecursionError) as error:  # a date that is none; brackets without end
+            raise WebConfigError(f"{self._path}: not usable: {error}") from error
         section = _Section(self._path, "", content, _SECTIONS)
         tls = self._read_tls(section)
         http = section.child("http_server_config", ("http2", "headers"))

@@ -9,7 +9,7 @@ from agent.hw import procfs
 from collectors.host.part import Part
 
 if TYPE_CHECKING:
-    from agent.api import Context, Out, Series
+    from agent.api import Context, Out, Series, Value
     from collectors.host.selection import Selection
 
 
@@ -18,8 +18,8 @@ def _counter(name: str, text: str, column: int, unit: str = "") -> Metric:
     return Metric(f"host_disk_{name}_total", Kind.COUNTER, text, ("device",), unit=unit, source=source)
 
 
-# Column behind the device's name, and the divisor or factor to the base unit.
-_SECTOR, _MS, _ONE = procfs.SECTOR_BYTES, 0.001, 1
+# Column behind the device's name, and factor and divisor to the base unit (divided: 1001 ms are 1.001 s).
+_SECTOR, _MS, _ONE = (procfs.SECTOR_BYTES, None), (1, 1000), (1, None)
 COLUMNS = (
     (0, _ONE, _counter("reads_completed", "Reads completed.", 0)),
     (2, _SECTOR, _counter("read_bytes", "Data read.", 2, "bytes")),
@@ -80,8 +80,12 @@ class Disks(Part):
             if isinstance(row, procfs.FormatError):
                 out.failed(f"diskstats {name}", row)
                 continue
-            out.extend(self._series[name], [row[column] * factor for column, factor, _ in COLUMNS])
+            out.extend(self._series[name], [_in_base_units(row[column], *unit) for column, unit, _ in COLUMNS])
 
     def found(self) -> str:
         """Say how many disks there are."""
         return f"disks {len(self._series)}"
+
+
+def _in_base_units(value: int, factor: int, divisor: int | None) -> Value:
+    return value * factor if divisor is None else value / divisor

@@ -304,3 +304,42 @@ def test_default_configuration_is_valid_and_changes_nothing(place: Place) -> Non
     done = place.call([*place.command("config"), "check"])
     assert (done.returncode, done.stderr) == (0, "")
     assert yaml.safe_load(place.call([*place.command("config"), "show"]).stdout) == before
+
+
+# Where nothing can be printed, and where nothing is sent
+
+
+@pytest.mark.parametrize("arguments", [["metrics"], ["config", "init"]], ids=" ".join)
+def test_full_disk_behind_standard_output_is_one_line_and_status_1(place: Place, arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        done = subprocess.run(
+            [sys.executable, "-m", "agent", *arguments],
+            env=place.environment,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    told = done.stderr.splitlines()[-1]
+    assert (done.returncode, told) == (1, "hpcwatch: cannot write to standard output: No space left on device")
+    assert "Traceback" not in done.stderr
+
+
+def test_closed_standard_output_is_one_line_and_status_1(place: Place) -> None:
+    command = f"exec {sys.executable} -m agent metrics >&-"
+    done = place.call(["/bin/sh", "-c", command])
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "hpcwatch: cannot write to standard output: Bad file descriptor"
+
+
+def test_setting_that_is_no_assignment_is_wrong_usage(place: Place) -> None:
+    done = hpcwatch(place, "once", "--set", "agent.interval")
+    assert done.returncode == 64
+    assert "expected KEY=VALUE" in done.stderr
+
+
+def test_pushing_without_an_output_that_sends_is_told(place: Place) -> None:
+    done = place.call(place.command("once", "--push"))
+    assert done.returncode == 0
+    assert "no output that sends is configured" in done.stderr

@@ -459,3 +459,22 @@ def test_idle_agent_sleeps(place: Place, start: Callable[..., Agent]) -> None:
         return wakes() == before
 
     until(sleeps_on, "half a second in which no thread wakes")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signal_while_it_is_still_loading_ends_it_without_complaint(
+    place: Place, start: Callable[..., Agent], number: int
+) -> None:
+    fifo = place.folder / "more.yaml"
+    os.mkfifo(fifo)  # reading the settings does not come to an end
+    agent = start("--config", str(fifo))
+    until(lambda: catches(agent, number) and catches(agent, signal.SIGTERM))
+    assert agent.stop(number) == 0
+    assert agent.log == ""
+
+
+def catches(agent: Agent, number: int) -> bool:
+    """Tell whether the process has a handler for a signal (proc_pid_status(5), SigCgt)."""
+    status = Path(f"/proc/{agent.process.pid}/status").read_text()
+    (mask,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(mask, 16) >> (number - 1) & 1)

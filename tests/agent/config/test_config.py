@@ -252,7 +252,23 @@ def test_an_address_to_listen_on_is_taken(tmp_path: Path, address: str) -> None:
 )
 def test_an_impossible_address_is_refused(tmp_path: Path, address: str) -> None:
     message = mistake(tmp_path, f"outputs:\n  prometheus:\n    listen: '{address}'")
-    assert "0.yaml:3: outputs.prometheus.listen: expected an address such as 0.0.0.0:9753" in message
+    assert "0.yaml:3: outputs.prometheus.listen: " in message
+
+
+@pytest.mark.parametrize("what", ["collectors: {gpu_later: {}}", "collectors: {azure: {enabled: true}}"])
+def test_what_this_version_does_not_have_cannot_be_switched_on(tmp_path: Path, what: str) -> None:
+    assert "0.yaml:1: collectors." in mistake(tmp_path, what)
+
+
+def test_what_later_versions_have_may_stand_there_switched_off(tmp_path: Path) -> None:
+    (tmp_path / "later.yaml").write_text(
+        "collectors: {azure: {enabled: false, imds: x}, kernel: {enabled: auto}}\n"
+        "outputs: {azure_monitor: {enabled: false, connection_string: null}}\n"
+    )
+    sources = Sources(files=[str(tmp_path / "later.yaml")], directory="/nonexistent")
+    settings = load(sources, collector_names=["host"], output_names=[])
+    assert settings.later == ("collectors.azure", "collectors.kernel", "outputs.azure_monitor")
+    assert list(settings.collectors) == ["host"]
 
 
 # --- labels

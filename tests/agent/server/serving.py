@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.address import TcpAddress
 from agent.server import Server
 from agent.server.exchange import Application, Limits, Request, Response
-from agent.server.listen import TcpAddress
 from agent.server.webconfig import WebConfig
 
 PATIENCE_S = 10.0

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
+from agent.address import TcpAddress, parse_listen
 from agent.server import Server
 from agent.server.exchange import Limits, Request, Response
 from agent.server.links import Phase
-from agent.server.listen import TcpAddress, parse_listen
 from tests.agent.server.serving import GET, Pages, becomes_true, connect, connect_unix, serving
 
 _DATA_SEGMENTS_IN = 152  # offset of tcpi_data_segs_in in struct tcp_info, include/uapi/linux/tcp.h
