@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import re
 import threading
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,8 @@ RESCAN_EARLY_S = 0.05  # a tick may come this much before its time, and must not
 # Runs that hang in a device, while later ones go on without it. By collector, because a reload makes a new job but the
 # threads that hang are still there.
 _left_behind: dict[str, set[Batch]] = {}
+
+_NUMBER = re.compile(r"\d+")  # texts that differ in numbers only tell the same failure, which is logged once
 
 
 class JobState(enum.Enum):
@@ -251,11 +254,13 @@ class Job:
         failing = dict(batch.failures)
         self.errors += len(batch.failures) + (state is JobState.FAILED)
         for what, text in failing.items():
-            if self._failing.get(what) != text:
-                self.log.warning("%s: %s: %s", self.name, what, text)
-        for what in self._failing.keys() - failing.keys():
-            self.log.info("%s: %s: no longer failing", self.name, what)
-        self._failing = failing
+            if _NUMBER.sub("#", self._failing.get(what, "")) != _NUMBER.sub("#", text):
+                self.log.warning("%s: %s", what, text)
+        if state is JobState.OK:  # else it did not come to all of them
+            for what in self._failing.keys() - failing.keys():
+                self.log.info("%s: no longer failing", what)
+            self._failing = {}
+        self._failing |= failing
         if (state, reason) != (self.state, self.reason):
             self._log_state(state, reason)
         self.state, self.reason = state, reason

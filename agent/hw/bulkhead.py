@@ -162,7 +162,7 @@ class Bulkhead(Generic[T]):
         if working_on is None:
             waiting += self._run_shared(together)
         else:
-            self._run_here(together, working_on)
+            waiting += self._run_here(together, working_on)
         deadline_s = time.monotonic() + self._limit_s  # one for all: they run side by side
         for task in waiting:
             task.wait(max(0.0, deadline_s - time.monotonic()))
@@ -178,11 +178,18 @@ class Bulkhead(Generic[T]):
             self._reader.close()
             self._reader = None
 
-    def _run_here(self, tasks: list[_Task[T]], working_on: Callable[[str], None]) -> None:
+    def _run_here(self, tasks: list[_Task[T]], working_on: Callable[[str], None]) -> list[_Task[T]]:
+        """Run the tasks in the caller's thread; return those that had to get threads of their own."""
+        deadline_s = time.monotonic() + self._limit_s
+        alone: list[_Task[T]] = []
         for task in tasks:
+            if time.monotonic() > deadline_s:  # none hangs, but one after the other they would take too long
+                alone.append(self._start_alone(task))
+                continue
             working_on(task.device)
             task.run()
         working_on("")
+        return alone
 
     def _take_over(self) -> bool:
         """Go on without the thread of an earlier run that has not ended; True when it hangs.
@@ -201,16 +208,13 @@ class Bulkhead(Generic[T]):
             return []
         if self._reader is None:
             self._reader = _Reader(self._name)
-        finished = self._reader.submit(tasks)
-        ended = 0
-        while not finished.acquire(timeout=self._limit_s):
-            now_ended = sum(task.done for task in tasks)
-            if now_ended == ended:  # a whole limit without progress: the task in turn is stuck
-                self._reader.close()
-                self._reader = None
-                return [self._start_alone(task) for task in tasks[ended + 1 :]]
-            ended = now_ended
-        return []
+        if self._reader.submit(tasks).acquire(timeout=self._limit_s):
+            return []
+        # One hangs, or one after the other they take too long. The one in turn keeps that thread.
+        self._reader.close()
+        self._reader = None
+        ended = sum(task.done for task in tasks)
+        return [*tasks[ended : ended + 1], *(self._start_alone(task) for task in tasks[ended + 1 :])]
 
     def _start_alone(self, task: _Task[T]) -> _Task[T]:
         threading.Thread(target=task.run, name=f"{self._name}-{task.device}", daemon=True).start()

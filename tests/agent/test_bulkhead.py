@@ -6,6 +6,7 @@ import contextlib
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -126,6 +127,23 @@ def test_run_is_bounded_however_many_devices_hang(make_node: Callable[[int], Nod
     outcomes = node.read()
     assert time.monotonic() - started_s < 3 * LIMIT_S + 0.5
     assert all(isinstance(outcome, Stalled) for outcome in outcomes.values())
+
+
+@pytest.mark.parametrize("working_on", [None, lambda device: None], ids=["shared thread", "own thread"])
+def test_devices_that_are_slow_and_answer_are_all_read_within_the_bound(
+    working_on: Callable[[str], None] | None,
+) -> None:
+    bulkhead: Bulkhead[int] = Bulkhead("kit-bulkhead-slow", LIMIT_S, FakeClock().monotonic)
+
+    def read(value: int) -> int:
+        threading.Event().wait(0.7 * LIMIT_S)
+        return value
+
+    started_s = time.monotonic()
+    outcomes = bulkhead.run({str(number): partial(read, number) for number in range(12)}, working_on)
+    bulkhead.close()
+    assert outcomes == {str(number): number for number in range(12)}
+    assert time.monotonic() - started_s < 3 * LIMIT_S + 0.5
 
 
 def test_stuck_device_gets_no_second_reader_and_costs_the_next_runs_no_time(make_node: Callable[[int], Node]) -> None:

@@ -473,6 +473,20 @@ def test_signal_while_it_is_still_loading_ends_it_without_complaint(
     assert agent.log == ""
 
 
+def test_state_on_a_disk_that_hangs_holds_up_neither_the_page_nor_the_end(
+    place: Place, start: Callable[..., Agent]
+) -> None:
+    hanging = "import os, threading\nos.fsync = lambda descriptor: threading.Event().wait()\n"
+    (place.folder / "plugins" / "sitecustomize.py").write_text(hanging)
+    place.configure(kit_shared={"path": str(source(place, "kit_shared"))})
+    agent = start()
+    until(lambda: agent.up("kit_shared") == 1)
+    until((place.folder / "state" / "presence.new").exists)
+    assert agent.get("/metrics", timeout_s=1)[0] == 200
+    assert agent.get("/api/v1/events", timeout_s=1)[0] == 200
+    assert agent.stop() == 0
+
+
 def catches(agent: Agent, number: int) -> bool:
     """Tell whether the process has a handler for a signal (proc_pid_status(5), SigCgt)."""
     status = Path(f"/proc/{agent.process.pid}/status").read_text()

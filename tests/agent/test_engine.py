@@ -207,6 +207,14 @@ def test_reload_of_the_nodes_roots_replaces_every_collector(site: Site) -> None:
     assert engine.collectors["kit_steady"][1] is not steady
 
 
+def test_reload_of_what_collectors_do_not_see_leaves_them_alone(site: Site) -> None:
+    engine = site.engine(site.reads(Steady))
+    steady = engine.collectors["kit_steady"][1]
+    engine.reload(site.settings(site.reads(Steady), "agent.labels={cluster: blue}"))
+    assert engine.collectors["kit_steady"][1] is steady
+    assert own(engine, "hpcwatch_collector_up", "kit_steady") == 1
+
+
 def test_wrong_options_change_nothing(site: Site) -> None:
     engine = site.engine(site.reads(Steady))
     before = engine.settings

@@ -191,11 +191,40 @@ def test_repeated_failure_of_a_device_is_logged_when_it_changes(
     for _ in range(5):
         a.run()
     assert [text for _, text in messages(caplog) if "mlx5_3" in text] == [
-        "scripted: mlx5_3: timeout",
-        "scripted: mlx5_3: reset",
-        "scripted: mlx5_3: no longer failing",
+        "mlx5_3: timeout",
+        "mlx5_3: reset",
+        "mlx5_3: no longer failing",
     ]
     assert a.job.errors == 4
+
+
+def test_failure_whose_text_differs_in_numbers_only_is_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    turns = iter(range(3))
+    a = bench(tmp_path, on_collect=lambda out, _: out.failed("net/dev", f"row {next(turns)} has 3 columns"))
+    for _ in range(3):
+        a.run()
+    assert [text for _, text in messages(caplog)] == ["net/dev: row 0 has 3 columns"]
+
+
+def test_run_that_failed_as_a_whole_says_nothing_of_a_device_it_did_not_come_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    script = ["part", "whole", "part", ""]
+
+    def collect(out: Out, series: Series) -> None:
+        what = script.pop(0)
+        if what == "whole":
+            raise OSError(5, "Input/output error")
+        if what == "part":
+            out.failed("mc0", "no answer")
+
+    a = bench(tmp_path, on_collect=collect)
+    for _ in range(4):
+        a.run()
+    assert [text for _, text in messages(caplog) if "mc0" in text] == ["mc0: no answer", "mc0: no longer failing"]
 
 
 def test_repeated_failure_of_a_collector_is_logged_when_it_changes(
