@@ -193,13 +193,15 @@ class Status:
     def _understand_state(self, now_s: float) -> None:
         numbers = self._parsed(self.files, _state_number, now_s)
         state, physical = numbers.get(0), numbers.get(1)
-        found: list[tuple[Key, Value]] = [((metrics.OBSERVABLE, self._labels), 0 if state is None else 1)]
+        understood = state is not None and state < len(metrics.STATES)  # a state nobody knows is not "down"
+        found: list[tuple[Key, Value]] = [((metrics.OBSERVABLE, self._labels), 1 if understood else 0)]
         self.up = None
         if state is not None:
+            found.append(((metrics.STATE_ID, self._labels), state))
+        if understood:
             # An active logical state implies a physical link (IBTA volume 1, port state machine).
             self.up = state in metrics.UP_STATES and physical in (metrics.PHYSICAL_LINK_UP, None)
             found.append(((metrics.PORT_UP, self._labels), 1 if self.up else 0))
-            found.append(((metrics.STATE_ID, self._labels), state))
             found.extend(
                 ((metrics.PORT_STATE, (*self._labels, name)), 1 if number == state else 0)
                 for number, name in enumerate(metrics.STATES)

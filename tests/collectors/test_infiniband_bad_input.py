@@ -207,6 +207,15 @@ def test_unreadable_state_is_unknown_not_down(tree: Path, port1: Path, text: str
     assert values['infiniband_fabric_ports{status="present"}'] == 2
 
 
+def test_state_that_nobody_knows_is_shown_by_its_number_and_not_as_down(tree: Path, port1: Path) -> None:
+    (port1 / "state").write_text("77: WHAT\n", encoding="utf-8")
+    values = Probe(InfiniBand, sysfs=tree).collect().values
+    assert values[port_series("infiniband_port_observable")] == 0
+    assert values[STATE_SERIES] == 77
+    assert port_series("infiniband_port_up") not in values
+    assert not [series for series in values if series.startswith('infiniband_port_state{device="mlx5_ib0"')]
+
+
 def test_missing_state_is_counted_and_costs_its_values_only(tree: Path, port1: Path) -> None:
     (port1 / "state").unlink()
     values = Probe(InfiniBand, sysfs=tree).collect().values
