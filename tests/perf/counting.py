@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
@@ -11,20 +12,20 @@ from typing import Any
 
 _COUNTED = ("pread", "open", "stat", "listdir", "scandir")
 _AUDITED = {"open": "open", "os.listdir": "listdir", "os.scandir": "scandir"}
-_counting: list[Counter[str]] = []
+_counting: list[tuple[int, Counter[str]]] = []  # thread and counts
 
 
 def _audit(event: str, _: tuple[Any, ...]) -> None:
     # Audit hooks cannot be removed, so one serves all counts.
-    if _counting and event in _AUDITED:
-        _counting[-1][_AUDITED[event]] += 1
+    if _counting and event in _AUDITED and _counting[-1][0] == threading.get_ident():
+        _counting[-1][1][_AUDITED[event]] += 1
 
 
 sys.addaudithook(_audit)
 
 
 class CountedCalls:
-    """Counts the calls of this process while it is entered; the calls themselves are made as ever."""
+    """Counts this thread's calls while it is entered; the calls themselves are made as ever."""
 
     def __init__(self) -> None:
         self._calls: Counter[str] = Counter()
@@ -44,7 +45,7 @@ class CountedCalls:
         self._real = {"pread": os.pread, "stat": os.stat, "lstat": os.lstat}
         for name in self._real:
             setattr(os, name, self._wrapped(name))
-        _counting.append(self._calls)
+        _counting.append((threading.get_ident(), self._calls))
         return self
 
     def __exit__(
@@ -59,7 +60,8 @@ class CountedCalls:
         real, counted_as = self._real[name], name.removeprefix("l")
 
         def counted(*arguments: Any, **more: Any) -> Any:
-            self._calls[counted_as] += 1
+            if _counting[-1][0] == threading.get_ident():
+                self._calls[counted_as] += 1
             return real(*arguments, **more)
 
         return counted
