@@ -102,12 +102,12 @@ class Job:
 
     def check_at_s(self, now_s: float) -> float:
         """Return the monotonic time at which its deadline must be looked at."""
+        shortest_s = self._device_limit_s if self.isolates_devices else self.timeout_s
         if self.started_s is None:
-            return max(self.due_s, now_s) + (self._device_limit_s if self.isolates_devices else self.timeout_s)
+            return max(self.due_s, now_s) + shortest_s
         deadline_s, of_device = self._deadline()
-        if self._is_given_up(of_device=of_device):
-            return now_s + self.timeout_s  # it may come back at any time, and get stuck again
-        return deadline_s
+        soon_s = now_s + shortest_s  # it may come back at any time, and get stuck again; or in a device from now on
+        return soon_s if self._is_given_up(of_device=of_device) else min(deadline_s, soon_s)
 
     def run(self, lane_thread: object, store: Store, clock: Clock, emit: Callable[[Sequence[Event]], None]) -> bool:
         """Open if need be, collect once, publish. Never raises. False when this thread may not run it (any more)."""

@@ -343,6 +343,24 @@ def test_device_is_given_up_at_its_limit_and_not_before(make_node: Callable[...,
     assert node.stalled() == {"1"}
 
 
+def test_hang_in_a_device_that_was_not_named_yet_at_the_last_look_is_noticed_in_time(
+    make_node: Callable[..., Node],
+) -> None:
+    node = make_node(1)
+    gate = Device()
+    node.all_devices.append(gate)
+    gate.free.clear()
+    node.on_open = gate.read
+    node.hang("0")
+    node.scheduler.start([node.job()])
+    until(lambda: gate.readers == 1)
+    assert node.scheduler.check() == node.clock.monotonic() + LIMIT_S, "not the whole timeout: it may go on and hang"
+    gate.free.set()
+    node.is_stuck("0")
+    node.give_up()
+    until(lambda: node.stalled() == {"0"})
+
+
 def test_repeated_stalls_back_off(make_node: Callable[..., Node]) -> None:
     node = make_node(2)
     job = node.start()

@@ -136,8 +136,7 @@ def test_devices_that_hang_cost_the_node_their_own_values_only(
     for device in set(DEVICES) - set(names):
         watched.see_cycle(device)
     counts = watched.threads_over_cycles("mlx5_ib1")
-    # The least of some, because a device that a busy machine held up has a thread of its own for a moment.
-    assert min(counts[:5]) == min(counts[-5:]), "no thread is added while they hang"
+    assert no_thread_is_added(counts), counts
     assert watched.stalled() == set(names)
     for name in names:
         recovers(counter_file(place, name), "7\n")
@@ -160,13 +159,13 @@ def test_agent_starts_becomes_ready_and_ends_although_devices_hang(
     page = watched.look()
     assert all(page[of_port("infiniband_port_up", device)] == 1 for device in set(DEVICES) - set(names))
     counts = watched.threads_over_cycles("mlx5_ib1")
-    assert min(counts[:5]) == min(counts[-5:])
+    assert no_thread_is_added(counts), counts
     watched.ends()
 
 
 @pytest.mark.parametrize("names", [["mlx5_ib3"], ["mlx5_ib0", "mlx5_ib5", "mlx5_an0"]], ids=["one", "three"])
 def test_single_look_at_a_node_with_hung_devices_ends_within_the_timeout(place: Place, names: list[str]) -> None:
-    timeout_s = 8
+    timeout_s = 5
     command = place.command("once", "--collector", "infiniband", *settings(f"timeout={timeout_s}s"))
     healthy = series_of(place.call(command).stdout)
     for name in names:
@@ -177,7 +176,15 @@ def test_single_look_at_a_node_with_hung_devices_ends_within_the_timeout(place: 
     assert result.returncode == 0, result.stderr
     page = series_of(result.stdout)
     hung = {text for text in healthy if any(f'device="{name}"' in text for name in names)}
-    assert page == (healthy - hung) | {stalled(name) for name in names}, "the other devices are complete"
+    assert page - hung == healthy - hung, "the other devices are complete"
+    assert page & hung == {
+        text for name in names for text in (stalled(name), of_port("infiniband_port_observable", name))
+    }
+
+
+def no_thread_is_added(counts: Sequence[int]) -> bool:
+    # The least of some, because a request or a save has a thread of its own for a moment.
+    return min(counts[-5:]) <= min(counts[:5]) + 1
 
 
 def series_of(page: str) -> set[str]:
