@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -69,11 +70,13 @@ class Pipe:
         os.mkfifo(path)
 
     def release(self, text: str = "0\n") -> None:
-        """Let the reader go on, and put a file where the FIFO was."""
-        writer = os.open(self.path, os.O_WRONLY)
-        self.path.unlink()
-        self.path.write_text(text, encoding="utf-8")
-        os.close(writer)
+        """Put a file where the FIFO was, and let the reader go on."""
+        with tempfile.TemporaryDirectory(dir=self.path.parents[-4]) as elsewhere:
+            fifo, plain = Path(elsewhere) / "fifo", Path(elsewhere) / "plain"
+            fifo.hardlink_to(self.path)
+            plain.write_text(text, encoding="utf-8")
+            plain.replace(self.path)  # as a whole, and first: who goes on must find the file
+            os.close(os.open(fifo, os.O_WRONLY))
 
 
 @pytest.fixture
