@@ -29,7 +29,7 @@ from agent.worker import Assignment, Remote
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
-    from agent.api import Clock, Collector, Event, State
+    from agent.api import Clock, Collector, Event
     from agent.config.settings import Settings
     from agent.events import Recorded
     from agent.registry import Plugin
@@ -67,11 +67,11 @@ class Engine:
         self._log_setup = log_setup
         self._state = StateDir(Path(settings.agent.state_dir), read_only=look_once)
         self.store = Store()
-        self.ring = Ring(self._memory("events"), self.clock, settings.agent.labels)
+        self.ring = Ring(self._state.file("events"), self.clock, settings.agent.labels)
         hidden = () if settings.prometheus.names.node_infiniband else HIDDEN_WITHOUT_NODE_NAMES
         self.exposition = Exposition(self.store, hidden, self._declared_by)
         self.scheduler = Scheduler(self.store, self.clock, self.emit, self.after_tick, once=look_once)
-        self._presence = self._memory("presence")
+        self._presence = self._state.file("presence")
         self._boot_id = _boot_id(Path(settings.agent.procfs))
         self._present = self._present_before()
         self._new_events: list[Recorded] = []
@@ -186,9 +186,6 @@ class Engine:
         own = [metric for derivation in self._derivations for metric in derivation.metrics]
         return plan(settings, self._plugins, own, self._only)
 
-    def _memory(self, name: str) -> State:
-        return self._state.file(name)
-
     def _context(self, name: str, settings: Settings, interval_s: float, timeout_s: float) -> dict[str, Any]:
         agent = settings.agent
         return {
@@ -197,7 +194,7 @@ class Engine:
             "proc": Path(agent.procfs),
             "dev": Path(agent.devfs),
             "clock": self.clock,
-            "state": self._memory(f"collector-{name}"),
+            "state": self._state.file(f"collector-{name}"),
             "vm_size": None if agent.sku == "auto" else sizes.load(agent.sku),
             "interval_s": interval_s,
             "timeout_s": timeout_s,

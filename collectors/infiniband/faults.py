@@ -32,7 +32,7 @@ class BadValueError(Exception):
     """A file was read but holds no value. `label` is PARSE or RANGE."""
 
     def __init__(self, label: str, text: bytes) -> None:
-        super().__init__(f"expected a value, got {text[:40]!r}")
+        super().__init__(f"expected a value, got {text[:40].decode('utf-8', 'replace')!r}")
         self.label = label
 
 
