@@ -212,8 +212,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"hpcwatch {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=_Parser)
     common = _common()
-    run = _verb(verbs, "run", _run, "run the agent in the foreground until SIGTERM or SIGINT", common)
-    run.set_defaults(log_level="info")
+    _verb(verbs, "run", _run, "run the agent in the foreground until SIGTERM or SIGINT", _common(log_level="info"))
     once = _verb(verbs, "once", _once, "collect once and print what a scraper would see", common)
     once.add_argument("--format", choices=("text", "openmetrics", "json"), default="text", help="default: text")
     once.add_argument("--push", action="store_true", help="also send to the configured outputs")
@@ -241,9 +240,9 @@ def _verb(
     return verb
 
 
-def _logging() -> _Parser:
+def _logging(log_level: str = "warning") -> _Parser:
     group = _Parser(add_help=False)
-    group.add_argument("--log-level", choices=log.LEVELS, default="warning", help="default: info for run, else warning")
+    group.add_argument("--log-level", choices=log.LEVELS, default=log_level, help=f"default: {log_level}")
     group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: text")
     group.add_argument("--version", action="version", version=f"hpcwatch {__version__}")
     return group
@@ -255,7 +254,7 @@ def _assignment(text: str) -> str:
     return text
 
 
-def _common() -> list[_Parser]:
+def _common(log_level: str = "warning") -> list[_Parser]:
     group = _Parser(add_help=False)
     group.add_argument(
         "--config",
@@ -275,7 +274,7 @@ def _common() -> list[_Parser]:
         metavar="KEY=VALUE",
         help="one setting, such as agent.interval=5s",
     )
-    return [group, _logging()]
+    return [group, _logging(log_level)]
 
 
 if __name__ == "__main__":

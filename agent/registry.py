@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 DISTRIBUTION = "hpcwatch"
 GROUP = "hpcwatch.collectors"
-OUTPUT_GROUP = "hpcwatch.outputs"
 OUR_PACKAGES = ("agent", "collectors")
 
 log = logging.getLogger("hpcwatch")

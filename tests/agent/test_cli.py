@@ -333,6 +333,13 @@ def test_closed_standard_output_is_one_line_and_status_1(place: Place) -> None:
     assert done.stderr.splitlines()[-1] == "hpcwatch: cannot write to standard output: Bad file descriptor"
 
 
+def test_looking_once_says_nothing_when_all_is_well_and_running_tells_what_runs(place: Place) -> None:
+    place.configure(kit_shared=reading(place, "five", "5"))
+    assert place.call(place.command("once")).stderr == ""
+    assert "default: warning" in hpcwatch(place, "once", "--help").stdout
+    assert "default: info" in hpcwatch(place, "run", "--help").stdout
+
+
 def test_setting_that_is_no_assignment_is_wrong_usage(place: Place) -> None:
     done = hpcwatch(place, "once", "--set", "agent.interval")
     assert done.returncode == 64
