@@ -124,7 +124,7 @@ def test_two_plug_ins_of_one_name_are_status_78_and_both_are_named(place: Place)
 
 def test_once_prints_the_page_on_stdout_and_logs_on_stderr(place: Place) -> None:
     place.configure(kit_steady=reading(place, "steady", "5"), kit_process=reading(place, "process", "6"))
-    done = place.call(place.command("once"))
+    done = place.call(place.command("once", "--log-level", "info"))
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert "# TYPE kit_steady_value gauge" in lines
