@@ -92,7 +92,9 @@ class StateDir:
     def _write_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._pending)
+                if not self._pending:
+                    self._writer = None  # the next `put` brings another: changes are rare
+                    return
                 path = next(iter(self._pending))
                 data = self._pending[path]
                 self._writing_since_s = time.monotonic()
