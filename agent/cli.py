@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import signal
@@ -34,7 +35,7 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and where help is."""
-        sys.stderr.write(f"{self.prog}: {message}; see `{self.prog} --help`\n")
+        _complain(f"{self.prog}: {message}; see `{self.prog} --help`")
         sys.exit(EXIT_USAGE)
 
 
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_strangers()
         status = options.command(_Invocation(options, setup))
     except (ConfigError, RegistryError) as mistake:
-        sys.stderr.write(f"hpcwatch: {mistake}\n")
+        _complain(f"hpcwatch: {mistake}")
         return EXIT_CONFIG
     except _OutputError as error:
         return _without_output(error)
@@ -63,6 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 class _OutputError(Exception):
     """What a command prints could not be written. The cause is the OSError."""
+
+
+def _complain(text: str) -> None:
+    """Write a line to standard error; where that cannot be, the exit status must do."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{text}\n".encode("utf-8", "replace"))
 
 
 def _print(text: str | bytes) -> None:
@@ -79,7 +86,7 @@ def _without_output(error: _OutputError) -> int:
     cause = error.__cause__
     if isinstance(cause, BrokenPipeError):
         return EXIT_OK
-    sys.stderr.write(f"hpcwatch: cannot write to standard output: {getattr(cause, 'strerror', cause)}\n")
+    _complain(f"hpcwatch: cannot write to standard output: {getattr(cause, 'strerror', cause)}")
     return EXIT_FAILED
 
 
@@ -136,7 +143,7 @@ def _once(call: _Invocation) -> int:
     only = call.options.collector
     unknown = sorted(set(only) - set(call.plugins))
     if unknown:
-        sys.stderr.write(f"hpcwatch once: no collector {', '.join(unknown)}; installed: {', '.join(call.plugins)}\n")
+        _complain(f"hpcwatch once: no collector {', '.join(unknown)}; installed: {', '.join(call.plugins)}")
         return EXIT_USAGE
     if call.options.push:
         logger.warning("--push: no output that sends is configured")

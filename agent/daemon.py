@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from agent.config.settings import Settings
     from agent.engine import Engine
 
+RELOAD_PATIENCE_S = 30.0
+
 log = logging.getLogger("agent")
 
 
@@ -50,9 +52,10 @@ class Daemon:
         self._selector = selectors.DefaultSelector()
         self._servers: list[Server] = []
         self._wake_in, self._wake_out = socket.socketpair()
-        self._stop = False
+        self._stop = ""  # the signal that ends it
         self._reload_wanted = False
         self._reload_lock = threading.Lock()
+        self._reloading: threading.Thread | None = None
         self._watchdog_at_s = 0.0
         self._frozen = False
 
@@ -99,8 +102,7 @@ class Daemon:
         signal.signal(signal.SIGHUP, self._on_reload)
 
     def _on_stop(self, number: int, _: FrameType | None) -> None:
-        self._stop = True
-        log.info("%s received, stopping", signal.Signals(number).name)
+        self._stop = self._stop or signal.Signals(number).name  # told later: a signal handler must not log
 
     def _on_reload(self, _number: int, _frame: FrameType | None) -> None:
         self._reload_wanted = True
@@ -111,10 +113,12 @@ class Daemon:
 
     def _turn(self) -> None:
         """Wait for the next thing to do, and do it."""
-        if self._reload_wanted:
-            self._reload_wanted = False
-            self._reload()
         now_s = self._engine.clock.monotonic()
+        if self._reload_wanted and not (self._reloading and self._reloading.is_alive()):
+            self._reload_wanted = False
+            # In a thread of its own: files and plug-ins may lie on a mount that hangs.
+            self._reloading = threading.Thread(target=self._reload, name="reload", daemon=True)
+            self._reloading.start()
         wait_s = self._engine.check() - now_s
         if (watchdog_s := self._notifier.watchdog_s) is not None:
             if now_s >= self._watchdog_at_s and self._engine.progressing:
@@ -130,33 +134,44 @@ class Daemon:
 
     def _reload(self) -> str:
         """Read the configuration again; return what is wrong with it, or an empty text. Any thread may call."""
-        with self._reload_lock:
-            self._notifier.reloading()
-            before = self._engine.settings
-            try:
-                settings = self._read_settings()
-                self._engine.reload(settings)
-            except ConfigError as mistake:
-                self._engine.note_reload(ok=False)
-                log.error("configuration not reloaded, the one before stays in force: %s", mistake)  # noqa: TRY400
-                self._notifier.ready("serving with the configuration before the last reload")
-                return str(mistake)
-            except Exception as error:
-                self._engine.note_reload(ok=False)
-                log.exception("internal error while reloading, please report it: %s", error)  # noqa: TRY401
-                self._notifier.ready("serving, but the last reload failed")
-                return describe(error)
-            self._engine.note_reload(ok=True)
-            log.info("configuration reloaded")
-            waiting = [key for key, value in _fixed_at_start(settings).items() if value != self._at_start[key]]
-            if waiting:
-                log.warning("takes effect at the next restart: %s", ", ".join(waiting))
-            self._notifier.ready(f"serving on {before.prometheus.listen}")
+        if not self._reload_lock.acquire(timeout=RELOAD_PATIENCE_S):
+            log.error("configuration not reloaded: the reload before has not returned")
+            self._engine.note_reload(ok=False)
+            return "the reload before has not returned"
+        try:
+            return self._reload_alone()
+        finally:
+            self._reload_lock.release()
             with contextlib.suppress(OSError):
-                self._wake_out.send(b"r")  # the main thread must learn of the new deadlines
-            return ""
+                self._wake_out.send(b"r")  # the main thread must learn of new deadlines, and of a reload that waits
+
+    def _reload_alone(self) -> str:
+        self._notifier.reloading()
+        before = self._engine.settings
+        try:
+            settings = self._read_settings()
+            self._engine.reload(settings)
+        except ConfigError as mistake:
+            self._engine.note_reload(ok=False)
+            log.error("configuration not reloaded, the one before stays in force: %s", mistake)  # noqa: TRY400
+            self._notifier.ready("serving with the configuration before the last reload")
+            return str(mistake)
+        except Exception as error:
+            self._engine.note_reload(ok=False)
+            log.exception("internal error while reloading, please report it: %s", error)  # noqa: TRY401
+            self._notifier.ready("serving, but the last reload failed")
+            return describe(error)
+        self._engine.note_reload(ok=True)
+        log.info("configuration reloaded")
+        waiting = [key for key, value in _fixed_at_start(settings).items() if value != self._at_start[key]]
+        if waiting:
+            log.warning("takes effect at the next restart: %s", ", ".join(waiting))
+        self._notifier.ready(f"serving on {before.prometheus.listen}")
+        return ""
 
     def _shut_down(self) -> None:
+        if self._stop:
+            log.info("%s received, stopping", self._stop)
         self._notifier.stopping()
         signal.set_wakeup_fd(-1)
         for server in self._servers:

@@ -240,6 +240,7 @@ class Engine:
             for derivation in self._derivations:
                 self._derive(derivation, view)
             self._first_round_done = self._first_round_done or first_round_done
+        self._state.retry()
         self._ticked.set()
 
     def _derive(self, derivation: Derivation, view: View) -> None:

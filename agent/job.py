@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 RESCAN_S = 60.0  # for hardware that is not here
 LEFT_BEHIND_LIMIT = 32  # threads of one collector that hang in devices; further hangs are the collector's own
 HANGS_IN_A_ROW = 3  # runs that may hang in devices before one ends; a collector that keeps its promise needs one
+TOLD_AT_ONCE = 20  # failures logged for one run, and recoveries
 RESCAN_EARLY_S = 0.05  # a tick may come this much before its time, and must not put the rescan off to the next one
 
 # Runs that hang in a device, while later ones go on without it. By collector, because a reload makes a new job but the
@@ -253,15 +254,17 @@ class Job:
         """Count every failure, log only what changed."""
         failing = dict(batch.failures)
         self.errors += len(batch.failures) + (state is JobState.FAILED)
-        for what, text in failing.items():
-            if _NUMBER.sub("#", self._failing.get(what, "")) != _NUMBER.sub("#", text):
-                self.log.warning("%s: %s", what, text)
-        if state is JobState.OK:  # else it did not come to all of them
-            for what in self._failing.keys() - failing.keys():
-                self.log.info("%s: no longer failing", what)
-            self._failing = {}
-        self._failing |= failing
-        if (state, reason) != (self.state, self.reason):
+        new = [what for what, text in failing.items() if _differ(self._failing.get(what, ""), text)]
+        for what in new[:TOLD_AT_ONCE]:
+            self.log.warning("%s: %s", what, failing[what])
+        gone = sorted(self._failing.keys() - failing.keys()) if state is JobState.OK else []  # else it came not so far
+        for what in gone[:TOLD_AT_ONCE]:
+            self.log.info("%s: no longer failing", what)
+        more = max(0, len(new) - TOLD_AT_ONCE) + max(0, len(gone) - TOLD_AT_ONCE)
+        if more:
+            self.log.warning("and %d more such changes in this run", more)
+        self._failing = failing if state is JobState.OK else self._failing | failing
+        if state is not self.state or _differ(self.reason, reason):
             self._log_state(state, reason)
         self.state, self.reason = state, reason
 
@@ -274,6 +277,11 @@ class Job:
         elif state is JobState.OK:
             found = f": {self.found}" if self.found else ""
             self.log.info("collector %s: running every %g s%s", self.name, self.interval_s, found)
+
+
+def _differ(one: str, other: str) -> bool:
+    """Say whether two texts tell different failures: numbers alone make none."""
+    return _NUMBER.sub("#", one) != _NUMBER.sub("#", other)
 
 
 def _told(error: BaseException) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
-import sys
+import threading
 import time
+from collections import deque
 
+LINES_LIMIT = 2000
+FLUSH_PATIENCE_S = 0.5
 LEVELS = ("debug", "info", "warning", "error")
 _PRIORITY = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}
 
@@ -46,9 +50,64 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line)  # ASCII: valid whatever the stream's encoding, and no character ends a line early
 
 
+class PatientHandler(logging.Handler):
+    """Hands lines to a thread that writes them, because standard error may be a pipe that nobody reads.
+
+    Lines that pile up beyond `LINES_LIMIT` are dropped; the next one that gets through says how many.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self._lines: deque[str] = deque()
+        self._dropped = 0
+        self._writer: threading.Thread | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take one record. Never blocks."""
+        try:
+            line = self.format(record)
+        except Exception:  # noqa: BLE001 - a record that cannot be formatted must not stop who logs
+            self.handleError(record)
+            return
+        with self._changed:
+            if len(self._lines) >= LINES_LIMIT:
+                self._dropped += 1
+                return
+            self._lines.append(line)
+            self._changed.notify_all()
+            if self._writer is None:
+                writer = threading.Thread(target=self._write, name="log", daemon=True)
+                with contextlib.suppress(RuntimeError):  # no more threads: the next line tries again
+                    writer.start()
+                    self._writer = writer
+
+    def flush(self) -> None:
+        """Wait until everything is written, for a moment at most."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines, FLUSH_PATIENCE_S)
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._lines)
+                lines, dropped = list(self._lines), self._dropped
+                self._dropped = 0
+            if dropped:
+                lines.append(f"{dropped} lines were dropped: standard error did not take them")
+            data = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
+            with contextlib.suppress(OSError):  # closed, or on a full disk: there is nobody to tell
+                while data:
+                    data = data[os.write(2, data) :]
+            with self._changed:
+                for _ in range(len(lines) - bool(dropped)):
+                    self._lines.popleft()
+                self._changed.notify_all()
+
+
 def setup(level: str = "info", form: str = "text") -> None:
     """Send the root logger to standard error. Called once, by the command line or a worker process."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = PatientHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(journal=_stderr_is_journal()))
     root = logging.getLogger()
     root.handlers[:] = [handler]

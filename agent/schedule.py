@@ -8,6 +8,7 @@ thread and one collector, whatever the lane was.
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -20,8 +21,11 @@ if TYPE_CHECKING:
     from agent.api import Clock, Event
     from agent.snapshot import Store
 
+log = logging.getLogger("agent")
+
 LONGEST_WAIT_S = 3600.0
 OVERDUE_S = 60.0
+START_AGAIN_S = 1.0
 STOP_PATIENCE_S = 1.0
 TOGETHER_S = 0.05  # jobs due this close to each other run in one wake-up
 SLEW = 0.001  # of an interval: how far wall and monotonic time may drift apart in it (adjtime allows half of that)
@@ -38,13 +42,19 @@ class LaneRunner:
         self._scheduler = scheduler
         self._thread = threading.Thread(target=self._loop, name=f"lane-{name}", daemon=True)
 
+    @property
+    def started(self) -> bool:
+        """True once the thread runs or has run."""
+        return self._thread.ident is not None
+
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread. Raises RuntimeError when the node gives no more threads; then try again later."""
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end, at most so long."""
-        self._thread.join(timeout_s)
+        if self.started:
+            self._thread.join(timeout_s)
 
     def _loop(self) -> None:
         scheduler, clock = self._scheduler, self._scheduler.clock
@@ -95,6 +105,7 @@ class Scheduler:
         self._runners: list[LaneRunner] = []
         self._shared: LaneRunner | None = None
         self._leaving: dict[str, Job] = {}  # removed, not yet closed by their thread
+        self._starved = False  # no more threads
         self._waiting: dict[str, Job] = {}  # to begin when the one that is leaving has left
 
     def start(self, jobs: Iterable[Job]) -> None:
@@ -131,14 +142,23 @@ class Scheduler:
         with self._lock:
             retired = [job for job in runner.jobs if job.retired]
             runner.jobs = [job for job in runner.jobs if job not in retired]
-        for job in retired:
-            job.close()  # may take a while; the lock must not wait for it
-        with self._lock:
-            for job in retired:
-                del self._leaving[job.name]
-            self._place([self._waiting.pop(job.name) for job in retired if job.name in self._waiting])
             runner.ended = not runner.jobs
+        for job in retired:
+            # Closing may hang as a read may, and must not take the lane with it.
+            try:
+                threading.Thread(target=self._conclude, args=(job,), name=f"close-{job.name}", daemon=True).start()
+            except RuntimeError:  # no more threads
+                self._conclude(job)
         return not runner.ended
+
+    def _conclude(self, job: Job) -> None:
+        """Close what was removed and let its successor begin."""
+        job.close()
+        with self._lock:
+            del self._leaving[job.name]
+            successor = self._waiting.pop(job.name, None)
+            if successor is not None:
+                self._place([successor])
 
     @property
     def progressing(self) -> bool:
@@ -183,7 +203,10 @@ class Scheduler:
                     if job.lane_thread is None:
                         self._resume(job)
             self.after_tick()
-        return min([now_s + RESCAN_S, *(job.check_at_s(now_s) for job in jobs)])
+        with self._lock:
+            all_started = self._start_waiting()
+        again_s = now_s + (RESCAN_S if all_started else START_AGAIN_S)
+        return min([again_s, *(job.check_at_s(now_s) for job in jobs)])
 
     def _isolate(self, busy: Job) -> None:
         """Leave a thread alone with the job it is busy with; the others of its lane go on in a new one."""
@@ -227,4 +250,18 @@ class Scheduler:
     def _launch(self, runner: LaneRunner) -> None:
         self._runners = [known for known in self._runners if not known.ended]
         self._runners.append(runner)
-        runner.start()
+        self._start_waiting()
+
+    def _start_waiting(self) -> bool:
+        """Start what has no thread yet; False when the node gives none, which is told when it changes."""
+        try:
+            for runner in self._runners:
+                if not runner.started:
+                    runner.start()
+        except RuntimeError as error:
+            if not self._starved:
+                log.error("collectors wait for a thread: %s; see TasksMax and the pids limit", error)  # noqa: TRY400
+            self._starved = True
+            return False
+        self._starved = False
+        return True

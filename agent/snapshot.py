@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from agent.api import Value
 
+TEXT_LIMIT = 500  # characters of what people are told about one failure
 POINTS_LIMIT = 20_000  # of one run; a collector that exceeds it is broken, and the page must stay readable
 _PLAIN = {int, float}
 
@@ -78,7 +79,8 @@ class Batch:
         """Report one device or file that failed."""
         if self.evicted:
             raise EvictedError
-        self.failures.append((str(what), error if isinstance(error, str) else describe(error)))
+        text = error[:TEXT_LIMIT] if isinstance(error, str) else describe(error)
+        self.failures.append((str(what)[:TEXT_LIMIT], text))
 
     def working_on(self, device: str) -> None:
         """Name the device that the next reads touch."""
@@ -145,7 +147,7 @@ def describe(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - a foreign error; its type must do
         text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return f"{type(error).__name__}: {text[:TEXT_LIMIT]}" if text else type(error).__name__
 
 
 class Store:

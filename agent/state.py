@@ -25,6 +25,7 @@ VERSION = 1
 LARGEST_BYTES = 16 << 20
 LOAD_PATIENCE_S = 2.0
 SAVE_PATIENCE_S = 10.0
+RETRY_S = 60.0
 
 log = logging.getLogger("state")
 
@@ -42,6 +43,7 @@ class StateDir:
         self._changed = threading.Condition()
         self._pending: dict[Path, bytes] = {}
         self._writing_since_s: float | None = None
+        self._retry_at_s = 0.0
         self._writer: threading.Thread | None = None
 
     def __reduce__(self) -> tuple[Callable[[Path], StateDir], tuple[Path]]:
@@ -63,18 +65,29 @@ class StateDir:
             return
         with self._changed:
             self._pending[path] = data
-            if self._writer is None:
-                self._writer = threading.Thread(target=self._write_all, name="state", daemon=True)
-                self._writer.start()
+            self._start_writer()
             since_s = self._writing_since_s
-            self._changed.notify_all()
         if since_s is not None and time.monotonic() - since_s > SAVE_PATIENCE_S:
             self.failed(TimeoutError(f"no answer within {SAVE_PATIENCE_S:g} s"))
 
-    def flush(self, patience_s: float) -> None:
-        """Wait until everything is written, at most so long."""
+    def retry(self) -> None:
+        """Try again what could not be written, once a minute. Called often."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._pending and self._writing_since_s is None, patience_s)
+            if self._pending and time.monotonic() >= self._retry_at_s:
+                self._start_writer()
+
+    def flush(self, patience_s: float) -> None:
+        """Wait until everything is written or has failed, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._writer is None, patience_s)
+
+    def _start_writer(self) -> None:
+        self._retry_at_s = time.monotonic() + RETRY_S
+        if self._writer is None:
+            writer = threading.Thread(target=self._write_all, name="state", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no more threads: tried again like a disk that is full
+                writer.start()
+                self._writer = writer
 
     def failed(self, error: OSError) -> None:
         """Tell once that nothing can be kept."""
@@ -90,25 +103,27 @@ class StateDir:
             self.problem = ""
 
     def _write_all(self) -> None:
+        failed: set[Path] = set()
         while True:
             with self._changed:
-                if not self._pending:
+                path = next((path for path in self._pending if path not in failed), None)
+                if path is None:
                     self._writer = None  # the next `put` brings another: changes are rare
+                    self._changed.notify_all()
                     return
-                path = next(iter(self._pending))
                 data = self._pending[path]
                 self._writing_since_s = time.monotonic()
             try:
                 _replace(path, data)
             except OSError as error:
                 self.failed(error)
+                failed.add(path)
             else:
                 self.succeeded()
             with self._changed:
                 self._writing_since_s = None
-                if self._pending.get(path) is data:
+                if self._pending.get(path) is data and path not in failed:
                     del self._pending[path]
-                self._changed.notify_all()
 
 
 class FileState:

@@ -3,6 +3,7 @@
 `Remote` stands in for the collector in the agent. It asks the child for one run at a time and waits no longer than the
 deadline. A child that hangs is killed and replaced at once by one that avoids the device it hung on; a child that
 cannot even be killed (a driver holds it) is abandoned, and while two such of one collector exist no more are started.
+Programs that a child started end with it, and all of them end with the agent, however that ends.
 
 Frames on the two pipes are marshal data behind a four-byte length: both ends are the same interpreter.
 """
@@ -10,6 +11,7 @@ Frames on the two pipes are marshal data behind a four-byte length: both ends ar
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import marshal
 import os
 import pickle
@@ -18,7 +20,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
 
@@ -39,7 +40,7 @@ FORGIVEN_AFTER_S = 3600.0  # a device without a hang for this long counts as hea
 KNOWN_SLACK = 1000  # series that the child may remember beyond twice those it shows
 FRAME_LIMIT = 64 << 20
 _HEAD = struct.Struct("<I")
-_BOOT = "import sys; sys.path[:] = {path!r}; from agent.worker import serve; serve()"
+_BOOT = "import sys; sys.path[:] = {path!r}; from agent.worker import serve; serve({lifeline})"
 # By collector, because a reload makes a new Remote but the processes that cannot be killed are still there.
 _abandoned: dict[str, list[subprocess.Popen[bytes]]] = {}
 
@@ -67,10 +68,22 @@ class _Child:
 
     def __init__(self, assignment: Assignment, avoid: frozenset[str]) -> None:
         order = pickle.dumps((assignment, avoid))  # first, because it may fail
-        command = [sys.executable, "-c", _BOOT.format(path=sys.path)]
-        self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
-        )
+        theirs, self._lifeline = os.pipe()
+        command = [sys.executable, "-c", _BOOT.format(path=sys.path, lifeline=theirs)]
+        try:
+            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+                start_new_session=True,
+                pass_fds=(theirs,),
+            )
+        except BaseException:
+            os.close(self._lifeline)
+            raise
+        finally:
+            os.close(theirs)
         self._stdin = cast("IO[bytes]", self.process.stdin)
         self._stdout = cast("IO[bytes]", self.process.stdout)
         self._buffer = bytearray()
@@ -113,8 +126,11 @@ class _Child:
         return cast("tuple[Any, ...]", frame)
 
     def kill(self) -> bool:
-        """Kill it; False when it does not die, which the caller must remember."""
-        self.process.kill()
+        """Kill it and what it started; False when it does not die, which the caller must remember."""
+        # It leads a process group of its own, which may outlive it. Refused when only a set-user-ID program is left.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        os.close(self._lifeline)
         self._stdin.close()
         self._stdout.close()
         try:
@@ -357,23 +373,38 @@ def _read_exactly(stream: IO[bytes], count: int) -> bytes | None:
     return data
 
 
-def _end_with_parent(requests: IO[bytes]) -> None:
-    """End this process when the parent is gone, even while the main thread hangs in a driver."""
+def _end_with_parent(lifeline: int) -> None:
+    """Have the kernel kill this process group when the parent is gone, that is, when the lifeline's other end closes.
+
+    Not a thread, which cannot run while a library hangs with the interpreter's lock held; not PR_SET_PDEATHSIG, which
+    already fires when the parent's thread ends that started this process (prctl(2)). Nothing is ever written into the
+    pipe, so its only signal is that of its end (fcntl(2): F_SETOWN, F_SETSIG, O_ASYNC).
+    """
+    fcntl.fcntl(lifeline, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
     poll = select.poll()
-    poll.register(requests, 0)  # no events asked for: only the hang-up wakes it
-    poll.poll()
-    os._exit(0)
+    poll.register(lifeline, 0)  # no events asked for: only the hang-up shows
+    if poll.poll(0):  # the parent ended before the kernel was asked
+        os._exit(0)
 
 
-def serve() -> None:
-    """Run the child: requests on standard input, answers on what was standard output."""
+def _leave_to_parent(number: int) -> None:
+    """Let a signal do nothing here. By a handler: programs started from here would inherit that it is ignored."""
+    signal.signal(number, lambda _number, _frame: None)
+    signal.siginterrupt(number, False)  # noqa: FBT003 - its only form; a driver's call goes on instead of failing
+
+
+def serve(lifeline: int) -> None:
+    """Run the child: requests on standard input, answers on what was standard output, until the lifeline ends."""
+    _end_with_parent(lifeline)
     # Both are the parent's to handle; a service manager sends SIGTERM to the whole group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _leave_to_parent(signal.SIGINT)
+    _leave_to_parent(signal.SIGTERM)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a library that prints must not break the frames
     requests = os.fdopen(os.dup(0), "rb", buffering=0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # nor one that reads
-    threading.Thread(target=_end_with_parent, args=(requests,), daemon=True).start()
     with contextlib.suppress(BrokenPipeError):
         _Server(requests, answers).run()

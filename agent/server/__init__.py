@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ _BUSY = (
 )
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _MAX_REMEMBERED_FAILURES = 32
+TOLD_AGAIN_S = 60.0
 
 
 class Server:
@@ -62,7 +64,7 @@ class Server:
         self._listener = open_tcp(listen) if isinstance(listen, TcpAddress) else open_unix(listen)
         self._inode = _inode(self._path)
         self._spare = _open_spare()
-        self._exhausted = False
+        self._shed_at_s = float("-inf")
 
     @property
     def address(self) -> tuple[str, int]:
@@ -89,7 +91,6 @@ class Server:
             if error.errno in _EXHAUSTED:
                 self._shed(error)
             return  # else: the client gave up before its turn
-        self._exhausted = False
         link = self._links.admit(sock, local=self._path is None and _is_loopback(peer[0]))
         if link is None:
             self._turn_away(sock)
@@ -130,8 +131,8 @@ class Server:
 
     def _shed(self, error: OSError) -> None:
         """Free descriptors. Left in the queue, the connection would keep the caller's selector awake all the time."""
-        if not self._exhausted:
-            self._exhausted = True
+        if time.monotonic() - self._shed_at_s > TOLD_AGAIN_S:
+            self._shed_at_s = time.monotonic()
             log.error("cannot accept a connection: %s; raise LimitNOFILE or close descriptors elsewhere", error)
         self._links.evict_idlest()
         if self._spare is not None:

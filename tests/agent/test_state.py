@@ -184,7 +184,7 @@ def test_disk_that_fails_in_the_middle_keeps_what_was_there(
 
     monkeypatch.setattr(os, "fsync", full)
     state.save({"a": 2})
-    assert state.load() == {"a": 1}
+    assert StateDir(tmp_path).file("events").load() == {"a": 1}
     assert [path.name for path in tmp_path.iterdir()] == ["events.json"]
     assert "No space left on device" in warnings_of(caplog)[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -24,7 +25,7 @@ from tests.agent.kit import DEVICE, ROOT, Devices, FolderOptions, answers, conte
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from agent.api import Collector
+    from agent.api import Collector, Out
 
 PATIENT_S = 20.0  # where nothing hangs, a busy machine must not make it look so
 HASTY_S = 1.0
@@ -86,6 +87,22 @@ class Lane:
         return self.remote._child.process.pid
 
 
+class Starter(Devices):
+    """Starts a program; the value is its process number. The device `stuck` then hangs with the interpreter's lock."""
+
+    def _read(self, name: str, out: Out) -> None:
+        self._program = subprocess.Popen(["sleep", "600"])  # noqa: S607 - whichever there is
+        out.add(self._series[name], self._program.pid)
+        if name == "stuck":
+            answers(Path(self.options.folder) / "started", str(self._program.pid))
+            ctypes.PyDLL(None).sleep(60)
+
+
+@pytest.fixture
+def starting(tmp_path: Path) -> Iterator[Lane]:
+    yield from make_lane(tmp_path, PATIENT_S, Starter)
+
+
 @pytest.fixture
 def lane(tmp_path: Path) -> Iterator[Lane]:
     yield from make_lane(tmp_path, PATIENT_S)
@@ -96,8 +113,8 @@ def hasty(tmp_path: Path) -> Iterator[Lane]:
     yield from make_lane(tmp_path, HASTY_S)
 
 
-def make_lane(tmp_path: Path, timeout_s: float) -> Iterator[Lane]:
-    lane = Lane(tmp_path, timeout_s)
+def make_lane(tmp_path: Path, timeout_s: float, collector: type[Collector] = Devices) -> Iterator[Lane]:
+    lane = Lane(tmp_path, timeout_s, collector)
     yield lane
     lane.remote.close()
     for process in worker._abandoned.pop(Devices.name, ()):
@@ -321,6 +338,37 @@ def test_run_refused_halfway_is_never_taken_for_the_next_ones_answer(lane: Lane)
     assert lane.run() == {"a": 3, "b": 4}
 
 
+# Programs that a child starts
+
+
+def started(lane: Lane) -> int:
+    """Have the child start a program."""
+    lane.set(a="")
+    return int(lane.run()["a"])
+
+
+def test_program_that_a_child_started_is_killed_with_it(starting: Lane) -> None:
+    program = started(starting)
+    assert not gone(program)
+    starting.remote.close()
+    until(lambda: gone(program), "the program ends with the child")
+
+
+def test_program_is_killed_even_when_the_child_died_before_it(starting: Lane) -> None:
+    program = started(starting)
+    os.kill(starting.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="killed by signal 9"):
+        starting.run()
+    until(lambda: gone(program), "the program ends when the child's death is noticed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_program_does_not_inherit_that_the_child_outlives_signals(starting: Lane, number: signal.Signals) -> None:
+    program = started(starting)
+    os.kill(program, number)
+    until(lambda: gone(program), "the program ends by the signal")
+
+
 # Hangs
 
 
@@ -455,6 +503,14 @@ def test_children_that_cannot_be_killed_are_abandoned_and_two_of_them_are_the_li
     assert lane.run() == {"a": 1}, "one of them died at last"
 
 
+def test_replaced_children_leave_no_descriptor_behind(lane: Lane) -> None:
+    lane.set(a="1")
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - the names alone
+    lane.run()
+    lane.remote.close()
+    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208 - as above
+
+
 # The end of the parent
 
 PARENT = """
@@ -464,7 +520,8 @@ from agent import log
 from agent.context import NodeContext
 from agent.snapshot import Batch
 from agent.worker import Assignment, Remote
-from tests.agent.kit import Devices, FolderOptions, context
+from tests.agent import kit, test_worker
+from tests.agent.kit import FolderOptions, context
 
 class Talkative(Batch):
     def working_on(self, device):
@@ -472,7 +529,8 @@ class Talkative(Batch):
 
 ctx = {**vars(context(Path("/nonexistent"))), "timeout_s": 60.0}
 del ctx["avoid"], ctx["_made"]
-remote = Remote(Assignment(Devices, FolderOptions(sys.argv[1]), ctx, log.setup), NodeContext(**ctx))
+collector = test_worker.Starter if sys.argv[2:] else kit.Devices
+remote = Remote(Assignment(collector, FolderOptions(sys.argv[1]), ctx, log.setup), NodeContext(**ctx))
 print(remote._running_child().process.pid, flush=True)
 remote.collect(Talkative())
 print("done", flush=True)
@@ -496,3 +554,20 @@ def test_child_ends_with_its_parent_even_when_that_is_killed_and_it_hangs(tmp_pa
         until(lambda: state_of(child) == "S", "its main thread sleeps in the kernel")
         parent.kill()
     until(lambda: gone(child), "the child ends", timeout_s=5)
+
+
+def test_child_that_hangs_with_the_interpreters_lock_ends_with_a_killed_parent_and_so_does_its_program(
+    tmp_path: Path,
+) -> None:
+    answers(tmp_path / "stuck", "")
+    command = [sys.executable, "-c", PARENT, str(tmp_path), "Starter"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        until((tmp_path / "started").exists, "the program runs")
+        program = int((tmp_path / "started").read_text())
+        until(lambda: state_of(child) == "S", "its main thread sleeps in the kernel")
+        assert not gone(program)
+        parent.kill()
+    until(lambda: gone(child), "the child ends", timeout_s=5)
+    until(lambda: gone(program), "the program ends", timeout_s=5)
