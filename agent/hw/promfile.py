@@ -25,6 +25,7 @@ _KINDS = ("counter", "gauge", "histogram", "summary", "untyped")
 METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 LABEL_NAME = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 _PARTS = {"histogram": ("_bucket", "_sum", "_count"), "summary": ("_sum", "_count")}
+_SAMPLE_LINE = re.compile(r"^[^\S\n]*[^\s#]", re.MULTILINE)
 _INTEGER_LIMIT = 2**64  # 64-bit counters stay exact; no program counts further
 
 
@@ -102,6 +103,11 @@ def read(path: str, max_bytes: int) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise PromFileError(f"line {line}: not UTF-8: byte 0x{content[error.start]:02x}") from error
+
+
+def count_samples(text: str) -> int:
+    """Return how many lines are neither empty nor comments: what `parse` holds against its limit, without parsing."""
+    return sum(1 for _ in _SAMPLE_LINE.finditer(text))
 
 
 def parse(text: str, max_series: int) -> list[Family]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -249,9 +251,9 @@ def test_reload_leaves_alone_what_did_not_change_adds_what_is_new_and_removes_wh
     place.configure(kit_steady=steady, kit_thread={"path": str(source(place, "thread")), "diary": str(diary)})
     agent.send(signal.SIGHUP)
     until(lambda: agent.value("kit_thread_value") == 1)
+    until(lambda: agent.value('hpcwatch_collector_enabled{collector="kit_shared"}') == 0)
     values = agent.values()
     assert "kit_shared_value" not in values
-    assert values['hpcwatch_collector_enabled{collector="kit_shared"}'] == 0
     assert 'hpcwatch_collector_up{collector="kit_shared"}' not in values
     assert values[errors] >= before
     until(lambda: "kit_shared close" in diary.read_text())
@@ -484,6 +486,61 @@ def test_state_on_a_disk_that_hangs_holds_up_neither_the_page_nor_the_end(
     until((place.folder / "state" / "presence.new").exists)
     assert agent.get("/metrics", timeout_s=1)[0] == 200
     assert agent.get("/api/v1/events", timeout_s=1)[0] == 200
+    assert agent.stop() == 0
+
+
+def test_standard_error_that_nobody_reads_holds_up_neither_the_page_nor_the_end(place: Place) -> None:
+    place.configure(kit_shared={"path": str(source(place, "kit_shared", "boom"))})
+    listen = f"outputs.prometheus.listen=127.0.0.1:{free_port()}"
+    port = int(listen.rpartition(":")[2])
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, b"x" * 65536):
+            pass
+    os.set_blocking(writer, True)
+    process = subprocess.Popen(
+        place.command("run", "--set", listen), env=place.environment, cwd=place.folder, stderr=writer
+    )
+    try:
+        until(lambda: answers_ok(port), "the page answers")
+        process.send_signal(signal.SIGHUP)
+        until(lambda: answers_ok(port), "the page answers after a reload")
+        process.terminate()
+        assert process.wait(5) == 0
+    finally:
+        process.kill()
+        os.close(reader)
+        os.close(writer)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def answers_ok(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1)
+    try:
+        connection.request("GET", "/metrics")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def test_configuration_on_a_mount_that_hangs_holds_up_neither_the_page_nor_the_end(
+    place: Place, start: Callable[..., Agent]
+) -> None:
+    agent = start()
+    assert agent.port
+    hangs(place.config)  # opening it does not return
+    agent.send(signal.SIGHUP)
+    for _ in range(3):
+        assert agent.get("/metrics", timeout_s=1)[0] == 200
     assert agent.stop() == 0
 
 

@@ -458,3 +458,37 @@ def test_two_hundred_reloads_leave_nothing_behind(lanes: Lanes) -> None:
     opened = [line for line in lanes.diary() if line == "kit_shared open"]
     closed = [line for line in lanes.diary() if line == "kit_shared close"]
     assert len(opened) == len(closed) + 1
+
+
+def test_collector_that_hangs_when_it_is_closed_does_not_hold_up_its_lane(lanes: Lanes) -> None:
+    gate = threading.Event()
+
+    class Clinging(Reading):
+        name = "kit_clinging"
+
+        def close(self) -> None:
+            gate.wait(30)
+
+    clinging, steady = lanes.job(Clinging), lanes.job(Steady)
+    lanes.scheduler.start([clinging, steady])
+    until(lambda: clinging.runs and lanes.values(Steady) == [1])
+    lanes.scheduler.remove("kit_clinging")
+    answers(lanes.path(Steady), "2")
+    until(lambda: lanes.values(Steady) == [2], "the other collector goes on")
+    gate.set()
+
+
+def test_lane_that_gets_no_thread_is_started_when_there_are_threads_again(
+    lanes: Lanes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as starved:
+        starved.setattr(threading.Thread, "start", refuse)
+        lanes.scheduler.start([lanes.job(Steady)])
+        for _ in range(3):
+            assert lanes.scheduler.check() <= time.monotonic() + 1.1
+    assert sum("wait for a thread" in message for message in caplog.messages) == 1
+    lanes.scheduler.check()
+    until(lambda: lanes.values(Steady) == [1])

@@ -273,3 +273,22 @@ def test_worker_process_gets_a_directory_of_its_own(tmp_path: Path) -> None:
     directory = StateDir(tmp_path, read_only=True)
     copy = pickle.loads(pickle.dumps(directory.file("x")))._directory  # noqa: S301 - our own
     assert (copy.path, copy.read_only) == (tmp_path, True)
+
+
+def test_what_could_not_be_written_is_written_when_the_disk_takes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    obstacle = tmp_path / "state"
+    obstacle.write_text("")
+    directory = PromptDir(obstacle)
+    directory.file("events").save({"a": 1})
+    assert directory.problem
+    obstacle.unlink()
+    directory.retry()
+    assert directory.problem, "not before its time"
+    monkeypatch.setattr(state_module, "RETRY_S", 0.0)
+    directory._retry_at_s = 0.0
+    directory.retry()
+    until((obstacle / "events.json").exists)
+    directory.flush(20)
+    assert not directory.problem
