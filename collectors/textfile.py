@@ -29,6 +29,9 @@ ERROR = Metric(
 
 _NO_HELP = "Read from a text file that gives no help."
 _COMPLAINTS_SHOWN = 3
+# Of all files together, their state included: below what the agent keeps of one run, which would cut the end unseen.
+_POINTS_LIMIT = 18_000
+_STATE_POINTS = 2  # MTIME and ERROR of one file
 _NS_PER_S = 1_000_000_000
 # Sample names that OpenMetrics gives to a family beside its own, by kind; two families must not share one.
 _PARTS = {
@@ -52,10 +55,14 @@ class TextfileOptions:
 
 @dataclass
 class _File:
-    """What is known of one file: as it was when it was read, and what is wrong with it."""
+    """What is known of one file: as it was when it was read, and what is wrong with it.
+
+    Without families it is refused: for its own problem, or without one for the limits that all files share.
+    """
 
     entry: promfile.Entry
-    families: list[promfile.Family] = field(default_factory=list)
+    families: list[promfile.Family] | None = None
+    lines: int = 0  # with a sample; 0 also for a file that was not opened
     problem: str = ""
     settled: bool = True  # False: reading failed, which may pass without the file changing
 
@@ -96,8 +103,7 @@ class Textfile(Collector):
         self._count = len(entries)
         known = [file.entry for file in self._files.values() if file.settled]
         if entries != known:
-            self._files = {entry.name: self._read(entry) for entry in entries}
-            self._merge()
+            self._merge(entries)
         out.extend(self._series, self._values)
         for name, text in self._complaints:
             out.failed(name, text)
@@ -112,38 +118,77 @@ class Textfile(Collector):
         except FileNotFoundError:
             raise NotPresent(f"no directory {self.options.directory}") from None
 
-    def _read(self, entry: promfile.Entry) -> _File:
+    def _read(self, entry: promfile.Entry, left: int) -> _File:
+        """Return a file's content when it has at most `left` series. With none left the file is not even opened."""
         known = self._files.get(entry.name)
-        if known is not None and known.entry == entry and known.settled:
+        if known is None or known.entry != entry or not known.settled:
+            known = _File(entry, problem=entry.problem)
+        if known.problem:
             return known
-        if entry.problem:
-            return _File(entry, problem=entry.problem)
+        if left <= 0 or known.lines > left:
+            return _File(entry, lines=known.lines)
+        if known.families is not None:
+            return known
         try:
             text = promfile.read(entry.path, self.options.max_file_bytes)
-            return _File(entry, promfile.parse(text, self.options.max_series))
+            lines = promfile.count_samples(text)
+            return _File(entry, promfile.parse(text, left) if lines <= left else None, lines)
         except promfile.PromFileError as error:
             return _File(entry, problem=str(error))
         except OSError as error:
             return _File(entry, problem=f"cannot be read: {error.strerror}", settled=False)
 
-    def _merge(self) -> None:
+    def _merge(self, entries: list[promfile.Entry]) -> None:
         """Bring the files together in the order of their names: the first to name something has it."""
         page = _Page(self.ctx, self._metrics, self.options.max_series)
+        files: dict[str, _File] = {}
         state: list[tuple[Series, Value]] = []
         self._complaints = []
-        for name, file in self._files.items():
-            complaints = [file.problem] if file.problem else page.add(file.families)
-            if complaints:
-                more = len(complaints) - _COMPLAINTS_SHOWN
-                tail = [f"and {more} more"] if more > 0 else []
-                self._complaints.append((_printable(name), "; ".join(complaints[:_COMPLAINTS_SHOWN] + tail)))
-            if file.entry.stamp:
-                state.append((self.ctx.series(MTIME, _printable(name)), file.entry.stamp[0] / _NS_PER_S))
-            state.append((self.ctx.series(ERROR, _printable(name)), int(bool(complaints))))
+        for entry in entries:
+            file = files[entry.name] = self._read(entry, page.left)
+            if file.families is not None:
+                complaints = page.add(file.families)
+                self._complain(entry, complaints)
+                state += self._state(entry, error=bool(complaints))
+        self._files = files
+        # Last, for what the others leave: many bad files must not take the place of a good one's values.
+        refused = [file for file in files.values() if file.families is None]
+        beyond: list[_File] = []
+        for number, file in enumerate(refused, 1):
+            fits = number * _STATE_POINTS <= page.room
+            if fits:
+                state += self._state(file.entry, error=True)
+            if fits and file.problem:
+                self._complain(file.entry, [file.problem])
+            else:
+                beyond.append(file)
+        if beyond:
+            self._complaints.append(("files", self._excess(beyond)))
         self._metrics = page.used
-        points = [*state, *page.points()]
+        points = [*page.points(), *state]
         self._series = [series for series, _ in points]
         self._values = [value for _, value in points]
+
+    def _complain(self, entry: promfile.Entry, complaints: list[str]) -> None:
+        if complaints:
+            more = len(complaints) - _COMPLAINTS_SHOWN
+            tail = [f"and {more} more"] if more > 0 else []
+            self._complaints.append((_printable(entry.name), "; ".join(complaints[:_COMPLAINTS_SHOWN] + tail)))
+
+    def _excess(self, beyond: list[_File]) -> str:
+        return (
+            f"{len(beyond)} of {len(self._files)} refused, first {_printable(beyond[0].entry.name)}: together with the "
+            f"files before it more than {self.options.max_series} series (max_series), "
+            f"or {_POINTS_LIMIT} with {_STATE_POINTS} for each file's state; remove files or leave out series"
+        )
+
+    def _state(self, entry: promfile.Entry, *, error: bool) -> list[tuple[Series, Value]]:
+        """Return the at most `_STATE_POINTS` points that tell of a file itself."""
+        name = _printable(entry.name)
+        points: list[tuple[Series, Value]] = [(self.ctx.series(ERROR, name), int(error))]
+        if entry.stamp:
+            points.append((self.ctx.series(MTIME, name), entry.stamp[0] / _NS_PER_S))
+        return points
 
 
 class _Page:
@@ -152,10 +197,16 @@ class _Page:
     def __init__(self, ctx: Context, metrics: dict[tuple[str, Kind, str], Metric], max_series: int) -> None:
         self._ctx = ctx
         self._metrics = metrics
-        self._left = self._max_series = max_series
+        self._series_left = max_series
+        self.room = _POINTS_LIMIT  # for points of any sort
         self._shown: dict[str, _Shown] = {}
         self._claims = {metric.name: metric.name for metric in (MTIME, ERROR)}
         self.used: dict[tuple[str, Kind, str], Metric] = {}
+
+    @property
+    def left(self) -> int:
+        """How many series one more file may have; below 1 when there is no place for it."""
+        return min(self._series_left, self.room - _STATE_POINTS)
 
     def points(self) -> list[tuple[Series, Value]]:
         """Return all series with their values, each metric's together."""
@@ -163,8 +214,10 @@ class _Page:
 
     def add(self, families: list[promfile.Family]) -> list[str]:
         """Add one file and return what of it was refused, in words."""
-        if sum(len(family.samples) for family in families) > self._left:
-            return [f"more than {self._max_series} series together with the files before it"]
+        # Refused ones count too: they stay in memory as long as their file.
+        samples = sum(len(family.samples) for family in families)
+        self._series_left -= samples
+        self.room -= samples + _STATE_POINTS
         complaints = []
         for family in families:
             kind = _kind(family)
@@ -208,7 +261,6 @@ class _Page:
                 repeated.append(series)
                 continue
             shown.points[key_of_point] = (series, sample.value)
-            self._left -= 1
         if not repeated:
             return ""
         return f"{family.name}: {len(repeated)} series are there already, first {repeated[0].prefix.strip()}"

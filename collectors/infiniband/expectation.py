@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
     from agent.api import Context
 
+_DEVICE_PORTS_LIMIT = 256  # no adapter has as many; what is kept on disk may be damaged
+
 
 class Expectation:
     """The VM size's promise, and the devices that were there at once on this boot, kept across restarts of the agent.
@@ -27,7 +29,7 @@ class Expectation:
         devices = content.get("fabric_ports")
         known = bool(self._boot_id) and content.get("boot_id") == self._boot_id
         kept = devices if known and isinstance(devices, dict) else {}
-        self._seen: dict[str, int] = {name: n for name, n in kept.items() if isinstance(n, int)}
+        self._seen: dict[str, int] = {name: n for name, n in kept.items() if isinstance(name, str) and _is_count(n)}
 
     def saw(self, fabric: Mapping[str, int], others: Collection[str]) -> None:
         """Remember the fabric ports that are there now, by device, unless more were there before.
@@ -50,6 +52,11 @@ class Expectation:
         if self._promised is None:
             return seen or None
         return max(self._promised - excluded, seen)
+
+
+def _is_count(kept: object) -> bool:
+    # The type itself: true is an int to isinstance.
+    return type(kept) is int and 0 < kept <= _DEVICE_PORTS_LIMIT
 
 
 def _boot_id(ctx: Context) -> str:

@@ -483,6 +483,25 @@ def test_useless_memory_is_ignored(tmp_path: Path, content: dict[str, object]) -
         Probe(InfiniBand, sysfs=tmp_path / "sys", procfs=tmp_path / "proc", state=MemoryState(content)).open()
 
 
+@pytest.mark.parametrize("count", [True, 0, -1, 257, 10**30, 1.0, float("inf"), "2", None, [1], {"1": 1}])
+def test_a_count_that_cannot_be_one_is_ignored_and_the_others_are_not(tmp_path: Path, count: object) -> None:
+    write_boot(tmp_path / "proc", "x")
+    state = MemoryState({"boot_id": "x", "fabric_ports": {"mlx5_ib0": count, "mlx5_ib1": 256}})
+    probe = Probe(InfiniBand, sysfs=tmp_path / "sys", procfs=tmp_path / "proc", state=state)
+    assert probe.collect().values[fabric("expected")] == 256
+
+
+def test_a_device_whose_name_is_no_text_is_ignored(tmp_path: Path) -> None:
+    class Raw(MemoryState):
+        def load(self) -> dict[str, object]:
+            return self.content  # keys stay what they are
+
+    write_boot(tmp_path / "proc", "x")
+    state = Raw({"boot_id": "x", "fabric_ports": {1: 1, None: 1, "mlx5_ib1": 2}})
+    probe = Probe(InfiniBand, sysfs=tmp_path / "sys", procfs=tmp_path / "proc", state=state)
+    assert probe.collect().values[fabric("expected")] == 2
+
+
 def test_without_a_boot_id_nothing_is_expected_from_before(tmp_path: Path) -> None:
     state = MemoryState()
     write_hca(tmp_path, "mlx5_ib0")

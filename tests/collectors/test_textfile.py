@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -245,10 +246,98 @@ def test_a_file_beyond_the_series_limit_is_refused_and_smaller_ones_after_it_are
     write(tmp_path, "d.prom", "d1 1\nd2 1\nd3 1\nd4 1\n")
     result = probe_of(tmp_path, max_series=3).collect()
     assert foreign(result) == {"a1": 1, "a2": 1, "c1": 1}
-    assert dict(result.failures) == {
-        "b.prom": "more than 3 series together with the files before it",
-        "d.prom": "line 4: more than 3 series",
-    }
+    assert [error_of(result, f"{name}.prom") for name in "abcd"] == [0, 1, 0, 1]
+    [(what, text)] = result.failures
+    assert what == "files"
+    assert text.startswith("2 of 4 refused, first b.prom: together with the files before it more than 3 series ")
+
+
+def test_a_file_is_shown_as_soon_as_the_limit_has_room_for_it(tmp_path: Path) -> None:
+    first = write(tmp_path, "a.prom", "a1 1\na2 1\na3 1\n")
+    write(tmp_path, "b.prom", "b1 1\nb2 1\n")
+    probe = probe_of(tmp_path, max_series=3)
+    assert foreign(probe.collect()) == {"a1": 1, "a2": 1, "a3": 1}
+    write(tmp_path, "a.prom", "a1 1\na2 1\n")
+    assert foreign(probe.collect()) == {"a1": 1, "a2": 1}
+    first.unlink()
+    result = probe.collect()
+    assert (foreign(result), error_of(result, "b.prom"), result.failures) == ({"b1": 1, "b2": 1}, 0, [])
+
+
+def test_a_shown_file_gives_way_to_one_before_it(tmp_path: Path) -> None:
+    write(tmp_path, "b.prom", "b1 1\nb2 1\n")
+    probe = probe_of(tmp_path, max_series=3)
+    assert foreign(probe.collect()) == {"b1": 1, "b2": 1}
+    write(tmp_path, "a.prom", "a1 1\na2 1\n")
+    result = probe.collect()
+    assert (foreign(result), error_of(result, "b.prom")) == ({"a1": 1, "a2": 1}, 1)
+
+
+def test_files_after_the_limit_is_used_up_are_not_opened(tmp_path: Path) -> None:
+    write(tmp_path, "a.prom", "a 1\n")
+    write(tmp_path, "b.prom", b"\xff\n")  # were it opened, it would be refused for that
+    [(what, text)] = probe_of(tmp_path, max_series=1).collect().failures
+    assert (what, text.split(":")[0]) == ("files", "1 of 2 refused, first b.prom")
+
+
+def test_series_that_are_there_already_use_up_the_limit(tmp_path: Path) -> None:
+    write(tmp_path, "a.prom", "# TYPE m gauge\nm 1\n")
+    write(tmp_path, "b.prom", "# TYPE m gauge\nm 1\n")
+    write(tmp_path, "c.prom", "c 1\n")
+    result = probe_of(tmp_path, max_series=2).collect()
+    assert foreign(result) == {"m": 1}
+    assert [what for what, _ in result.failures] == ["b.prom", "files"]
+
+
+@pytest.mark.parametrize("max_series", [10_000, 1_000_000])
+def test_thousands_of_files_stay_within_one_run_and_complain_once(tmp_path: Path, max_series: int) -> None:
+    for number in range(6_100):
+        (tmp_path / f"{number:04}.prom").write_text(f"m{number} 1\n")
+    result = probe_of(tmp_path, max_series=max_series).collect()
+    assert len(foreign(result)) == 6_000
+    assert len(result.values) == 18_000
+    [(what, text)] = result.failures
+    assert what == "files"
+    assert text.startswith("100 of 6100 refused, first 6000.prom: ")
+
+
+def test_thousands_of_bad_files_do_not_take_the_place_of_a_good_one(tmp_path: Path) -> None:
+    for number in range(9_100):
+        (tmp_path / f"{number:04}.prom").symlink_to(tmp_path / "none")
+    write(tmp_path, "z.prom", GOOD)
+    probe = probe_of(tmp_path)
+    result = probe.collect()
+    assert (foreign(result), error_of(result, "z.prom")) == ({"a_total": 3}, 0)
+    assert len(result.values) <= 18_000
+    what, text = result.failures[-1]
+    assert (what, text.split(":")[0]) == ("files", "102 of 9101 refused, first 8998.prom")
+
+
+def test_values_come_before_the_state_of_files(tmp_path: Path) -> None:
+    write(tmp_path, "a.prom", GOOD)
+    write(tmp_path, "b.prom", "b 1\n")
+    assert list(collect(tmp_path).values)[:2] == ["a_total", "b"]
+
+
+def test_a_refused_file_takes_no_memory(tmp_path: Path) -> None:
+    write(tmp_path, "00.prom", "first 1\n")
+    probe = probe_of(tmp_path, max_series=1000)
+    probe.collect()
+    for number in range(1, 30):
+        write(tmp_path, f"{number:02}.prom", "".join(f'm{number}{{x="{n}"}} {n}\n' for n in range(1000)))
+    tracemalloc.start()
+    try:
+        probe.collect()
+        kept_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 200_000  # one such file would take more when it is parsed
+
+
+@given(st.text(alphabet=st.sampled_from("a#1 \t\n\r\x0b\x1c\x85\u2028"), max_size=40))
+def test_counted_lines_are_those_that_are_neither_empty_nor_comments(text: str) -> None:
+    bare = [line.strip() for line in text.split("\n")]
+    assert promfile.count_samples(text) == sum(1 for line in bare if line and not line.startswith("#"))
 
 
 @pytest.mark.timeout(10)
