@@ -132,8 +132,8 @@ def test_socket_and_state_that_cannot_be_written_do_not_stop_the_agent(
     agent = start()
     until(lambda: agent.value("kit_steady_value") == 1)
     until(lambda: agent.value("hpcwatch_state_writable") == 0)
-    assert agent.log.count("cannot keep state") == 1
-    assert agent.log.count("control socket: ") == 1
+    until(lambda: agent.log.count("cannot keep state") == 1)
+    until(lambda: agent.log.count("control socket: ") == 1)
     assert "/dev/null/agent.sock" in agent.log
     assert agent.stop() == 0
 
@@ -198,7 +198,7 @@ def test_hang_is_visible_while_it_lasts_and_over_when_it_is_over(
     assert (row["state"], row["reason"]) == ("hung", "no answer within 0.3 s")
     recovers(path, "3")
     until(lambda: agent.value(f"{name}_value") == 3 and agent.up(name) == 1)
-    assert agent.log.count("no answer within") == 1
+    until(lambda: agent.log.count("no answer within") == 1)
 
 
 def test_hung_device_in_a_process_costs_itself(place: Place, start: Callable[..., Agent]) -> None:
@@ -292,6 +292,7 @@ def test_configuration_that_is_wrong_leaves_the_one_before_in_force(
     place.config.write_text(text)
     agent.send(signal.SIGHUP)
     settled(agent, 0)
+    until(lambda: error_lines(agent.log))
     (line,) = error_lines(agent.log)
     assert f"the one before stays in force: {place.config}{told}" in line
     answers(path, "2")

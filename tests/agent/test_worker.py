@@ -242,9 +242,15 @@ def test_library_that_prints_or_reads_standard_input_breaks_nothing(
 def test_log_of_the_child_goes_to_standard_error(lane: Lane, capfd: pytest.CaptureFixture[str]) -> None:
     lane.set(a="log")
     lane.run()
-    printed = capfd.readouterr()
-    assert printed.out == ""
-    assert "WARNING kit: spoken in the child" in printed.err
+    printed = {"out": "", "err": ""}
+
+    def spoken() -> bool:  # a thread of the child writes it, perhaps after the run's answer
+        for stream, text in capfd.readouterr()._asdict().items():
+            printed[stream] += text
+        return "WARNING kit: spoken in the child" in printed["err"]
+
+    until(spoken, "the child's line on standard error")
+    assert printed["out"] == ""
 
 
 def test_frames_of_megabytes_come_over_whole(lane: Lane) -> None:
