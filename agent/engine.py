@@ -21,10 +21,11 @@ from agent.hw.procfs import boot_id
 from agent.job import Job
 from agent.plan import Plan, Spec, plan
 from agent.registry import PluginError
+from agent.remote import Remote
 from agent.schedule import Scheduler
 from agent.snapshot import Batch, Store, describe
 from agent.state import StateDir
-from agent.worker import Assignment, Remote
+from agent.worker import Assignment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Claims about collectors in a process of their own: what comes over, what a hang or crash costs (agent.worker)."""
+"""Claims about collectors in a process of their own: what comes over, what a hang or a crash costs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent import log, worker
+from agent import log, remote
 from agent.api import Event, NotPresent, Severity
 from agent.context import NodeContext
+from agent.remote import AVOID_FIRST_S, AVOID_LAST_S, FORGIVEN_AFTER_S, CollectorError, Remote, WorkerError
 from agent.snapshot import Batch, EvictedError
-from agent.worker import AVOID_FIRST_S, AVOID_LAST_S, FORGIVEN_AFTER_S, Assignment, CollectorError, Remote, WorkerError
+from agent.worker import Assignment
 from tests.agent.kit import DEVICE, ROOT, Devices, FolderOptions, answers, context, gone, hangs, state_of, until
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def make_lane(tmp_path: Path, timeout_s: float, collector: type[Collector] = Dev
     lane = Lane(tmp_path, timeout_s, collector)
     yield lane
     lane.remote.close()
-    for process in worker._abandoned.pop(Devices.name, ()):
+    for process in remote._abandoned.pop(Devices.name, ()):
         process.wait(10)
     for pid in lane.pids:
         until(lambda pid=pid: gone(pid), "every child ends")  # type: ignore[misc]
@@ -488,7 +489,7 @@ def hold() -> Iterator[Callable[[int], Unkillable]]:
 def test_children_that_cannot_be_killed_are_abandoned_and_two_of_them_are_the_limit(
     lane: Lane, hold: Callable[[int], Unkillable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "KILL_PATIENCE_S", 0.05)
+    monkeypatch.setattr(remote, "KILL_PATIENCE_S", 0.05)
     lane.set(a="1")
     held = {}
     for _ in range(2):
@@ -525,7 +526,8 @@ from pathlib import Path
 from agent import log
 from agent.context import NodeContext
 from agent.snapshot import Batch
-from agent.worker import Assignment, Remote
+from agent.remote import Remote
+from agent.worker import Assignment
 from tests.agent import kit, test_worker
 from tests.agent.kit import FolderOptions, context
 
