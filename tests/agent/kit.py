@@ -12,6 +12,7 @@ import logging
 import os
 import resource
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 _tick = threading.Event()
+_recovering: list[tuple[Path, str]] = []
 
 
 def until(condition: Callable[[], object], what: str = "", timeout_s: float = 10.0) -> None:
@@ -38,6 +40,7 @@ def until(condition: Callable[[], object], what: str = "", timeout_s: float = 10
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"waited {timeout_s:g} s in vain: {what or condition}"
+        _let_readers_return()
         _tick.wait(0.005)
 
 
@@ -70,13 +73,21 @@ def answers(path: Path, text: str) -> None:
 
 def recovers(path: Path, text: str) -> None:
     """Make the file an ordinary one, and let a reader that hangs on the FIFO it was before return with the same."""
-    descriptor = None
-    with contextlib.suppress(OSError):  # nobody reads
-        descriptor = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    fifo = Path(tempfile.mkdtemp(dir=path.parent.parent)) / "fifo"
+    fifo.hardlink_to(path)
     answers(path, text)
-    if descriptor is not None:
-        os.write(descriptor, text.encode())
-        os.close(descriptor)
+    _recovering.append((fifo, text))
+    _let_readers_return()
+
+
+def _let_readers_return() -> None:
+    """Write to every FIFO that recovers. A reader may have found one and not have come to wait for a writer yet."""
+    for fifo, text in _recovering[:]:
+        with contextlib.suppress(OSError):  # nobody reads now, or the folder went with its test
+            descriptor = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
+            os.write(descriptor, text.encode())
+            os.close(descriptor)
+            _recovering.remove((fifo, text))
 
 
 def shown(store: Store, source: str) -> dict[str, Value]:
