@@ -55,7 +55,7 @@ class Daemon:
         self._stop = ""  # the signal that ends it
         self._reload_wanted = False
         self._reload_lock = threading.Lock()
-        self._reloading: threading.Thread | None = None
+        self._reloading_since_s: float | None = None
         self._watchdog_at_s = 0.0
         self._frozen = False
 
@@ -114,12 +114,9 @@ class Daemon:
     def _turn(self) -> None:
         """Wait for the next thing to do, and do it."""
         now_s = self._engine.clock.monotonic()
-        if self._reload_wanted and not (self._reloading and self._reloading.is_alive()):
-            self._reload_wanted = False
-            # In a thread of its own: files and plug-ins may lie on a mount that hangs.
-            self._reloading = threading.Thread(target=self._reload, name="reload", daemon=True)
-            self._reloading.start()
-        wait_s = self._engine.check() - now_s
+        if self._reload_wanted and self._reloading_since_s is None:
+            self._start_reload(now_s)
+        wait_s = min(self._engine.check() - now_s, self._watch_reload(now_s))
         if (watchdog_s := self._notifier.watchdog_s) is not None:
             if now_s >= self._watchdog_at_s and self._engine.progressing:
                 self._notifier.alive()
@@ -132,6 +129,38 @@ class Daemon:
         for key, _ in self._selector.select(max(0.0, wait_s)):
             key.data()
 
+    def _start_reload(self, now_s: float) -> None:
+        """Reload in a thread of its own: files and plug-ins may lie on a mount that hangs."""
+        self._reload_wanted, self._reloading_since_s = False, now_s  # first: the thread may end at once
+        try:
+            threading.Thread(target=self._reload_aside, name="reload", daemon=True).start()
+        except RuntimeError:  # no more threads: still wanted at the next turn
+            self._reload_wanted, self._reloading_since_s = True, None
+
+    def _reload_aside(self) -> None:
+        try:
+            self._reload()
+        finally:
+            self._reloading_since_s = None  # before the wake-up, so that a reload wanted meanwhile begins
+            self._wake()
+
+    def _watch_reload(self, now_s: float) -> float:
+        """Tell once of a reload that hangs; return in how many seconds to look again."""
+        since_s = self._reloading_since_s
+        if since_s is None:
+            return float("inf")
+        left_s = since_s + RELOAD_PATIENCE_S - now_s
+        if left_s <= 0 and self._engine.reload_ok:
+            self._engine.note_reload(ok=False)
+            log.error(
+                "the reload has not returned within %g s; the configuration before is in force", RELOAD_PATIENCE_S
+            )
+        return left_s if left_s > 0 else RELOAD_PATIENCE_S
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_out.send(b"r")
+
     def _reload(self) -> str:
         """Read the configuration again; return what is wrong with it, or an empty text. Any thread may call."""
         if not self._reload_lock.acquire(timeout=RELOAD_PATIENCE_S):
@@ -142,8 +171,7 @@ class Daemon:
             return self._reload_alone()
         finally:
             self._reload_lock.release()
-            with contextlib.suppress(OSError):
-                self._wake_out.send(b"r")  # the main thread must learn of new deadlines, and of a reload that waits
+            self._wake()  # the main thread must learn of new deadlines
 
     def _reload_alone(self) -> str:
         self._notifier.reloading()

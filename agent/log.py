@@ -94,7 +94,9 @@ class PatientHandler(logging.Handler):
                 lines, dropped = list(self._lines), self._dropped
                 self._dropped = 0
             if dropped:
-                lines.append(f"{dropped} lines were dropped: standard error did not take them")
+                text = f"{dropped} lines were dropped: standard error did not take them"
+                told = {"name": "log", "levelno": logging.WARNING, "levelname": "WARNING", "msg": text}
+                lines.append(self.format(logging.makeLogRecord(told)))
             data = "".join(line + "\n" for line in lines).encode("utf-8", "replace")
             with contextlib.suppress(OSError):  # closed, or on a full disk: there is nobody to tell
                 while data:
