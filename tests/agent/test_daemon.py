@@ -545,6 +545,19 @@ def test_configuration_on_a_mount_that_hangs_holds_up_neither_the_page_nor_the_e
     assert agent.stop() == 0
 
 
+def test_reload_asked_for_during_another_takes_the_last_configuration(
+    place: Place, start: Callable[..., Agent]
+) -> None:
+    path = str(source(place, "kit_shared", "1"))
+    place.configure(kit_shared={"path": path})
+    agent = start()
+    until(lambda: agent.value("kit_shared_value") == 1)
+    for scale in range(2, 12):
+        place.configure(kit_shared={"path": path, "scale": scale})
+        agent.send(signal.SIGHUP)
+    until(lambda: agent.value("kit_shared_value") == 11, "soon, not at the next deadline", 4)
+
+
 def catches(agent: Agent, number: int) -> bool:
     """Tell whether the process has a handler for a signal (proc_pid_status(5), SigCgt)."""
     status = Path(f"/proc/{agent.process.pid}/status").read_text()
