@@ -8,6 +8,7 @@ Errors a collector may raise:
 
     Exception
     +-- NotPresent    the hardware is not here: parked, looked for again every minute, not an error
+    +-- Outdated      the process has something loaded that the system has replaced: asked again in a new process
     +-- any other     the collector as a whole failed: its series vanish, `hpcwatch_collector_up` is 0, tried again
 """
 
@@ -66,6 +67,13 @@ class Severity(enum.Enum):
 
 class NotPresent(Exception):  # noqa: N818 - an outcome with its own name, as StopIteration is
     """The hardware or file a collector serves is not on this node. Says what was looked for and where."""
+
+
+class Outdated(Exception):  # noqa: N818 - as NotPresent
+    """What this process has loaded is not what the system has now (a driver was upgraded), or it is of no more use.
+
+    In the PROCESS lane the agent asks a new process at once, one time per run. Elsewhere a failure like any other.
+    """
 
 
 class Duration(float):
@@ -190,6 +198,20 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Device:
+    """What a device is called: a collector that meets it by one name learns the others (`Context.devices`).
+
+    `component` as in events; `name` as in the labels of its series (a GPU's index, an adapter's name); `address` the
+    PCI address as the kernel writes it, `0001:00:00.0`. Empty where not known.
+    """
+
+    component: str
+    name: str
+    uuid: str = ""
+    address: str = ""
+
+
+@dataclass(frozen=True)
 class VmSize:
     """What a VM size promises. 0 means it has none of it; None means the table does not know: no expectation.
 
@@ -216,7 +238,10 @@ class Clock(Protocol):
 
 
 class State(Protocol):
-    """One collector's small memory across restarts. Never raises: what cannot be kept is told once and lived with."""
+    """One collector's small memory across restarts. Never raises: what cannot be kept is told once and lived with.
+
+    In the PROCESS lane it is kept in the agent's own process, so that a process that is replaced leaves it behind.
+    """
 
     def load(self) -> dict[str, Any]:
         """Return what was saved last; empty when there is nothing usable."""
@@ -245,6 +270,10 @@ class Context(Protocol):
         """Root of the device files, normally /dev."""
 
     @property
+    def kmsg(self) -> Path:
+        """The kernel log: normally /dev/kmsg, else a FIFO or file of records in its format."""
+
+    @property
     def clock(self) -> Clock:
         """The time source."""
 
@@ -257,6 +286,10 @@ class Context(Protocol):
         """What this VM's size promises; None when the size is unknown."""
 
     @property
+    def run_id(self) -> str:
+        """Text that is the same in all processes of this agent and another after its restart."""
+
+    @property
     def interval_s(self) -> float:
         """Seconds between two calls of `collect`."""
 
@@ -265,8 +298,16 @@ class Context(Protocol):
         """Seconds after which the agent gives up on one call of `open` or `collect`."""
 
     @property
-    def avoid(self) -> frozenset[str]:
-        """Devices (as told to `Out.working_on`) that a predecessor hung on; PROCESS lane only, else empty."""
+    def avoid(self) -> Mapping[str, str]:
+        """Devices (as told to `Out.working_on`) to leave alone, with what an earlier process did on them: `hang` or
+        `crash`. PROCESS lane only, else empty.
+        """
+
+    def devices(self, component: str) -> Sequence[Device]:
+        """Return what the collectors told of this component's devices (`Out.device`), also of those that failed since.
+
+        Empty in the PROCESS lane.
+        """
 
     def series(self, metric: Metric, *values: str) -> Series:
         """Return the handle for these label values, in the order the metric declares its labels.
@@ -293,8 +334,15 @@ class Out(Protocol):
     def failed(self, what: str, error: Exception | str) -> None:
         """Report one device or file that failed while the rest goes on. Counted always, logged when it changes."""
 
-    def working_on(self, device: str) -> None:
-        """Name the device that the next reads touch, so that a hang can be blamed on it."""
+    def device(self, device: Device) -> None:
+        """Tell a device's names to whoever meets it by another. Remembered until this collector tells others."""
+
+    def working_on(self, device: str, limit_s: float | None = None) -> None:
+        """Name the device that the next reads touch, so that a hang can be blamed on it.
+
+        In the PROCESS lane each device has the collector's timeout to itself, or `limit_s` where it is known to need
+        longer (a driver that has to start, say).
+        """
 
 
 @dataclass(frozen=True)
@@ -325,6 +373,13 @@ class Collector:
     def __init__(self, options: Any, ctx: Context) -> None:
         self.options = options
         self.ctx = ctx
+
+    @classmethod
+    def look(cls, options: Any, ctx: Context) -> None:
+        """Raise NotPresent when there is plainly nothing to collect. Must not block. Called before each start.
+
+        For the PROCESS lane: it saves the node a process that would only find that out.
+        """
 
     def open(self) -> None:
         """Discover devices and make series. Called before the first `collect`, again every `rescan_s` and after a

@@ -93,9 +93,9 @@ def _without_output(error: _OutputError) -> int:
 class _Invocation:
     """What every command starts from: its options, the installed collectors, and how to read the configuration."""
 
-    def __init__(self, options: argparse.Namespace, log_setup: Callable[[], None]) -> None:
+    def __init__(self, options: argparse.Namespace, child_setup: Callable[[], None]) -> None:
         self.options = options
-        self.log_setup = log_setup
+        self.child_setup = child_setup
         self.plugins: Mapping[str, Plugin] = installed()
 
     def settings(self) -> Settings:
@@ -125,7 +125,7 @@ def _run(call: _Invocation) -> int:
     from agent.engine import Engine  # noqa: PLC0415
     from agent.server.webconfig import WebConfigError  # noqa: PLC0415
 
-    engine = Engine(call.settings(), call.plugins, log_setup=call.log_setup)
+    engine = Engine(call.settings(), call.plugins, child_setup=call.child_setup)
     try:
         status = Daemon(engine, call.settings).run()
     except WebConfigError as mistake:
@@ -147,7 +147,7 @@ def _once(call: _Invocation) -> int:
         return EXIT_USAGE
     if call.options.push:
         logger.warning("--push: no output that sends is configured")
-    engine = Engine(call.settings(), call.plugins, log_setup=call.log_setup, look_once=True, only=only)
+    engine = Engine(call.settings(), call.plugins, child_setup=call.child_setup, look_once=True, only=only)
     engine.start()
     engine.wait_for_first_round()
     form = call.options.format
@@ -164,7 +164,7 @@ def _collectors(call: _Invocation) -> int:
     from agent.status import collector_rows  # noqa: PLC0415
 
     logging.getLogger().setLevel(logging.CRITICAL)  # the table tells what failed
-    engine = Engine(call.settings(), call.plugins, log_setup=call.log_setup, look_once=True)
+    engine = Engine(call.settings(), call.plugins, child_setup=call.child_setup, look_once=True)
     engine.start()
     engine.wait_for_first_round()
     rows = collector_rows(engine)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 import weakref
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.api import Metric, Series
+from agent.inventory import Inventory
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
-    from agent.api import Clock, State, VmSize
+    from agent.api import Clock, Device, State, VmSize
 
 
 class SystemClock:
@@ -32,13 +33,20 @@ class NodeContext:
     sys: Path
     proc: Path
     dev: Path
+    kmsg: Path
     clock: Clock
     state: State
     vm_size: VmSize | None
     interval_s: float
     timeout_s: float
-    avoid: frozenset[str] = frozenset()
+    run_id: str
+    avoid: Mapping[str, str] = field(default_factory=dict)
+    inventory: Inventory = field(default_factory=Inventory, repr=False)
     _made: weakref.WeakValueDictionary[object, Series] = field(default_factory=weakref.WeakValueDictionary, repr=False)
+
+    def devices(self, component: str) -> Sequence[Device]:
+        """Return what the collectors told of this component's devices."""
+        return self.inventory.of(component)
 
     def series(self, metric: Metric, *values: str) -> Series:
         """Return the handle for these label values. Raises ValueError on a wrong count."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,10 @@ from agent.events import Ring
 from agent.exposition import Exposition
 from agent.hw.process import OwnProcess
 from agent.hw.procfs import boot_id
-from agent.job import Job
+from agent.job import DEVICE_SLACK_S, Job
 from agent.plan import Plan, Spec, plan
 from agent.registry import PluginError
-from agent.remote import Remote
+from agent.remote import Remote, Usage, usage
 from agent.schedule import Scheduler
 from agent.snapshot import Batch, Store, describe
 from agent.state import StateDir
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 HIDDEN_WITHOUT_NODE_NAMES = ("node_infiniband_",)
 FLUSH_PATIENCE_S = 1.0
-REMOTE_SLACK_S = 2.0  # what replacing a hung worker takes besides its two deadlines
 
 log = logging.getLogger("agent")
 
@@ -46,6 +46,7 @@ class Engine:
     """Builds everything from settings and keeps it running. `start`, then `check` from one supervising thread.
 
     `look_once` runs every collector a single time and keeps no state. `only` limits the collectors by name.
+    `child_setup` is what a collector's own process does first; it is pickled.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Engine:
         settings: Settings,
         plugins: Mapping[str, Plugin],
         *,
-        log_setup: Callable[[], None],
+        child_setup: Callable[[], None],
         clock: Clock | None = None,
         look_once: bool = False,
         only: Collection[str] = (),
@@ -65,7 +66,8 @@ class Engine:
         self._plugins = plugins
         self._only = only
         self._look_once = look_once
-        self._log_setup = log_setup
+        self._run_id = secrets.token_hex(8)
+        self._child_setup = child_setup
         self._state = StateDir(Path(settings.agent.state_dir), read_only=look_once)
         self.store = Store()
         self.ring = Ring(self._state.file("events"), self.clock, settings.agent.labels)
@@ -79,8 +81,8 @@ class Engine:
         self._derive_lock = threading.Lock()
         self._ticked = threading.Event()
         self._first_round_done = False
-        context = self._context("hpcwatch", settings, 0.0, 0.0)
-        self._derivations: list[Derivation] = [SelfMetrics(NodeContext(**context), OwnProcess(), lambda: self)]
+        context = self._context("hpcwatch", self._facts("hpcwatch", 0.0, 0.0))
+        self._derivations: list[Derivation] = [SelfMetrics(context, OwnProcess(), lambda: self)]
         self._derive_failures: dict[str, str] = {}
         self._plan = self._make_plan(settings)
         self._advise()
@@ -94,6 +96,15 @@ class Engine:
     def state_writable(self) -> bool | None:
         """False when what should survive a restart cannot be kept; None when nothing is to be kept."""
         return None if self._look_once else not self._state.problem
+
+    @property
+    def workers(self) -> Mapping[str, Usage]:
+        """What those collectors use that run in processes of their own."""
+        return {
+            name: usage[name]
+            for name, (spec, _) in self.collectors.items()
+            if spec.lane is Lane.PROCESS and name in usage
+        }
 
     @property
     def events_total(self) -> int:
@@ -187,37 +198,50 @@ class Engine:
         own = [metric for derivation in self._derivations for metric in derivation.metrics]
         return plan(settings, self._plugins, own, self._only)
 
-    def _context(self, name: str, settings: Settings, interval_s: float, timeout_s: float) -> dict[str, Any]:
-        agent = settings.agent
+    def _facts(self, name: str, interval_s: float, timeout_s: float) -> dict[str, Any]:
+        """Return what of a context can be sent to another process."""
+        agent = self.settings.agent
         return {
             "log": logging.getLogger(name),
             "sys": Path(agent.sysfs),
             "proc": Path(agent.procfs),
             "dev": Path(agent.devfs),
+            "kmsg": Path(agent.kmsg),
             "clock": self.clock,
-            "state": self._state.file(f"collector-{name}"),
             "vm_size": None if agent.sku == "auto" else sizes.load(agent.sku),
             "interval_s": interval_s,
             "timeout_s": timeout_s,
+            "run_id": self._run_id,
         }
 
+    def _context(self, name: str, facts: Mapping[str, Any]) -> NodeContext:
+        return NodeContext(**facts, state=self._state.file(f"collector-{name}"), inventory=self.store.inventory)
+
     def _job(self, spec: Spec) -> Job:
-        context = self._context(spec.name, self.settings, spec.interval_s, spec.timeout_s)
         remote = spec.lane is Lane.PROCESS
         job = Job(
             spec.name,
-            partial(self._make_remote if remote else _make_local, spec, context),
+            partial(self._make_remote if remote else self._make_local, spec),
             lane=spec.lane,
             interval_s=spec.interval_s,
-            timeout_s=2 * spec.timeout_s + REMOTE_SLACK_S if remote else spec.timeout_s,
+            timeout_s=spec.timeout_s + DEVICE_SLACK_S if remote else spec.timeout_s,
             required=spec.required,
             isolates_devices=spec.collector.isolates_devices and not remote,
+            times_devices=remote,
         )
         job.was_present = spec.name in self._present
         return job
 
-    def _make_remote(self, spec: Spec, context: dict[str, Any]) -> Collector:
-        return Remote(Assignment(spec.collector, spec.options, context, self._log_setup), NodeContext(**context))
+    def _make_local(self, spec: Spec) -> Collector:
+        if spec.broken:
+            raise PluginError(spec.broken)
+        facts = self._facts(spec.name, spec.interval_s, spec.timeout_s)
+        return spec.collector(spec.options, self._context(spec.name, facts))
+
+    def _make_remote(self, spec: Spec) -> Collector:
+        facts = self._facts(spec.name, spec.interval_s, spec.timeout_s)
+        assignment = Assignment(spec.collector, spec.options, facts, self._child_setup)
+        return Remote(assignment, self._context(spec.name, facts))
 
     def _present_before(self) -> set[str]:
         kept = self._presence.load()
@@ -276,10 +300,4 @@ def _boot_id(proc: Path) -> str:
 def _roots(settings: Settings) -> tuple[str, ...]:
     """Return what every collector gets from `agent` besides its interval: where to look, and what to expect."""
     agent = settings.agent
-    return agent.sysfs, agent.procfs, agent.devfs, agent.sku
-
-
-def _make_local(spec: Spec, context: dict[str, Any]) -> Collector:
-    if spec.broken:
-        raise PluginError(spec.broken)
-    return spec.collector(spec.options, NodeContext(**context))
+    return agent.sysfs, agent.procfs, agent.devfs, agent.kmsg, agent.sku

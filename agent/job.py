@@ -21,6 +21,7 @@ RESCAN_S = 60.0  # for hardware that is not here
 LEFT_BEHIND_LIMIT = 32  # threads of one collector that hang in devices; further hangs are the collector's own
 HANGS_IN_A_ROW = 3  # runs that may hang in devices before one ends; a collector that keeps its promise needs one
 TOLD_AT_ONCE = 20  # failures logged for one run, and recoveries
+DEVICE_SLACK_S = 2.0  # what replacing a process takes that hung on a device
 RESCAN_EARLY_S = 0.05  # a tick may come this much before its time, and must not put the rescan off to the next one
 
 # Runs that hang in a device, while later ones go on without it. By collector, because a reload makes a new job but the
@@ -45,6 +46,7 @@ class Job:
 
     `make` builds the collector; it is called again after the hardware was absent. `required` says that the
     configuration wants it whether the hardware shows or not. `isolates_devices` is the collector's own promise.
+    `times_devices` says that each device it names has the timeout, or its own limit, to itself.
     `lane_thread` is whoever may call `run` now.
     """
 
@@ -58,6 +60,7 @@ class Job:
         timeout_s: float,
         required: bool = False,
         isolates_devices: bool = False,
+        times_devices: bool = False,
     ) -> None:
         self.name = name
         self.make = make
@@ -66,6 +69,7 @@ class Job:
         self.timeout_s = timeout_s
         self.required = required
         self.isolates_devices = isolates_devices
+        self.times_devices = times_devices
         self.log = logging.getLogger(name)
         self.state = JobState.STARTING
         self.reason = ""
@@ -157,7 +161,7 @@ class Job:
                 self.started_s, self.due_s, self.lane_thread = None, now_s, None
                 return True
             store.evict(self.batch, self.name)
-            device = f" on {self.batch.device}" if self.batch.device else ""
+            device = f" on {self.batch.in_hand}" if self.batch.in_hand else ""
             before = (self.state, self.reason)
             self.state, self.reason = JobState.HUNG, f"no answer within {self.timeout_s:g} s{device}"
             self.points = 0
@@ -186,10 +190,14 @@ class Job:
 
     def _deadline(self) -> tuple[float, bool]:
         """Return the monotonic time at which the run in progress has had its time, and whether a device is to blame."""
-        deadline_s = (self.started_s or 0.0) + self.timeout_s
+        started_s = self.started_s or 0.0
+        if self.times_devices:
+            since_s = max(started_s, self.batch.in_hand_since_s)
+            return since_s + max(self.timeout_s, self.batch.in_hand_limit_s + DEVICE_SLACK_S), False
+        deadline_s = started_s + self.timeout_s
         spared = len(self._left_behind) < LEFT_BEHIND_LIMIT and self._hangs_in_a_row < HANGS_IN_A_ROW
-        if self.isolates_devices and spared and self.batch.device:  # looked at once: it changes meanwhile
-            since_s = self.batch.device_since_s
+        if self.isolates_devices and spared and self.batch.in_hand:  # looked at once: it changes meanwhile
+            since_s = self.batch.in_hand_since_s
             if since_s < deadline_s:
                 return since_s + self._device_limit_s, True
         return deadline_s, False
@@ -204,7 +212,7 @@ class Job:
     def _may_conclude(self, batch: Batch) -> bool:
         """Say whether the collector is still this run's to deal with; if so, no device is to blame from here on."""
         with self._lock:
-            batch.device = ""
+            batch.in_hand = ""
             return batch not in self._left_behind
 
     def close(self) -> None:

@@ -1,147 +1,90 @@
 """The PROCESS lane, the agent's side: a collector in a child process, because its calls may never return and may crash.
 
-`Remote` stands in for the collector. It asks the child (`agent.worker`) for one run at a time and waits no longer than
-the deadline. A child that hangs is killed and replaced at once by one that avoids the device it hung on; a child that
-cannot even be killed (a driver holds it) is abandoned, and while two such of one collector exist no more are started.
-Programs that a child started end with it, and all of them end with the agent, however that ends.
+`Remote` stands in for the collector. It asks the child (`agent.worker`) for one run at a time and waits for each device
+no longer than its deadline. A child that hangs or crashes on a device is replaced at once by one that leaves the device
+alone; a child that cannot even be killed (a driver holds it) is abandoned, and while two such of one collector exist no
+more are started. Programs that a child started end with it, and all of them end with the agent, however that ends.
 """
 
 from __future__ import annotations
 
-import contextlib
-import marshal
-import os
-import pickle
-import select
-import signal
-import subprocess
-import sys
+import json
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from agent.api import Collector, Event, Kind, Metric, NotPresent, Series, Severity
-from agent.worker import HEAD, Assignment, encode
+from agent.api import Collector, Device, Event, Kind, Metric, NotPresent, Series, Severity
+from agent.child import Child, ChildEndedError, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import subprocess
+    from collections.abc import Mapping
 
     from agent.api import Context, Out
+    from agent.worker import Assignment
 
 ABANDONED_LIMIT = 2
-KILL_PATIENCE_S = 0.5
+START_PATIENCE_S = 10.0  # for an interpreter to start, on a node whose every core is busy
 AVOID_FIRST_S = 30.0
 AVOID_LAST_S = 900.0
 FORGIVEN_AFTER_S = 3600.0  # a device without a hang for this long counts as healthy again
-FRAME_LIMIT = 64 << 20
-_BOOT = "import sys; sys.path[:] = {path!r}; from agent.worker import serve; serve({lifeline})"
-# By collector, because a reload makes a new Remote but the processes that cannot be killed are still there.
-_abandoned: dict[str, list[subprocess.Popen[bytes]]] = {}
-
-
-class WorkerError(Exception):
-    """The child died, hung, or could not be started. Says how."""
 
 
 class CollectorError(Exception):
     """The collector in the child raised; the child itself is well. The text says type and message."""
 
 
-class _Child:
-    """One child process and its pipes."""
+class Usage:
+    """What the children of one collector used, how often one was replaced, and those that cannot be killed."""
 
-    def __init__(self, assignment: Assignment, avoid: frozenset[str]) -> None:
-        order = pickle.dumps((assignment, avoid))  # first, because it may fail
-        theirs, self._lifeline = os.pipe()
-        command = [sys.executable, "-c", _BOOT.format(path=sys.path, lifeline=theirs)]
-        try:
-            self.process = subprocess.Popen(  # noqa: S603 - our own interpreter and code
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                bufsize=0,
-                start_new_session=True,
-                pass_fds=(theirs,),
-            )
-        except BaseException:
-            os.close(self._lifeline)
-            raise
-        finally:
-            os.close(theirs)
-        self._stdin = cast("IO[bytes]", self.process.stdin)
-        self._stdout = cast("IO[bytes]", self.process.stdout)
-        self._buffer = bytearray()
-        self.series: list[Series] = []
-        self._poll = select.poll()
-        self._poll.register(self._stdout, select.POLLIN)
-        os.set_blocking(self._stdout.fileno(), False)
-        self.send(order)
+    def __init__(self) -> None:
+        self.restarts = 0
+        self.resident_bytes: int | None = None
+        self._abandoned: list[subprocess.Popen[bytes]] = []
+        self._ended_cpu_s = 0.0
+        self._cpu_s = 0.0
 
-    def send(self, message: object) -> None:
-        """Send one frame. A dead child shows when its answer is read."""
-        with contextlib.suppress(BrokenPipeError):
-            self._stdin.write(encode(message))
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of all children so far; of one that was killed, as it last told."""
+        return self._ended_cpu_s + self._cpu_s
 
-    def receive(self, deadline_s: float, monotonic: Callable[[], float]) -> tuple[Any, ...] | None:
-        """Return the next frame; None when the deadline passed. Raises WorkerError when the child is gone."""
-        while (frame := self._take_frame()) is None:
-            left_s = deadline_s - monotonic()
-            if left_s <= 0:
-                return None
-            if not self._poll.poll(left_s * 1000):
-                continue
-            data = os.read(self._stdout.fileno(), 1 << 20)
-            if not data:
-                raise WorkerError(f"its process ended: {self._exit_text()}")
-            self._buffer += data
-        return frame
+    def note(self, cpu_s: float, resident_bytes: int | None) -> None:
+        """Take what the present child tells of itself."""
+        self._cpu_s, self.resident_bytes = cpu_s, resident_bytes
 
-    def _take_frame(self) -> tuple[Any, ...] | None:
-        if len(self._buffer) < HEAD.size:
-            return None
-        (length,) = HEAD.unpack_from(self._buffer)
-        if length > FRAME_LIMIT:
-            raise WorkerError(f"its process sent a frame of {length} bytes")
-        end = HEAD.size + length
-        if len(self._buffer) < end:
-            return None
-        frame = marshal.loads(bytes(self._buffer[HEAD.size : end]))  # noqa: S302 - from our own child
-        del self._buffer[:end]
-        return cast("tuple[Any, ...]", frame)
+    def end(self) -> None:
+        """Note that the present child is no more, or no more of use."""
+        self._ended_cpu_s, self._cpu_s, self.resident_bytes = self.cpu_seconds, 0.0, None
 
-    def kill(self) -> bool:
-        """Kill it and what it started; False when it does not die, which the caller must remember."""
-        # It leads a process group of its own, which may outlive it. Refused when only a set-user-ID program is left.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        os.close(self._lifeline)
-        self._stdin.close()
-        self._stdout.close()
-        try:
-            self.process.wait(KILL_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
+    def abandon(self, process: subprocess.Popen[bytes]) -> None:
+        """Remember a child that does not die."""
+        self._abandoned = [*self._abandoned, process]
 
-    def _exit_text(self) -> str:
-        try:
-            status = self.process.wait(KILL_PATIENCE_S)
-        except subprocess.TimeoutExpired:  # stuck on its way out
-            return "it closed its output"
-        if status < 0:
-            return f"killed by signal {-status} ({signal.strsignal(-status)})"
-        return f"exit status {status}"
+    def stuck_pids(self) -> list[int]:
+        """Return the process numbers of the children that have not died yet."""
+        self._abandoned = [process for process in self._abandoned if process.poll() is None]
+        return [process.pid for process in self._abandoned]
+
+    def stuck(self) -> int:
+        """Return how many these are."""
+        return len(self.stuck_pids())
+
+
+# By collector, because a reload makes a new Remote but processes that cannot be killed are still there.
+usage: dict[str, Usage] = {}
 
 
 @dataclass
-class _Hang:
-    """A device that a child hung on, and until when (monotonic seconds) children leave it alone."""
+class _Grudge:
+    """A device that a child hung on or crashed in, and until when (monotonic seconds) children leave it alone."""
 
+    what: str  # hang, crash
     until_s: float
     count: int
 
 
 class Remote(Collector):
-    """The agent's side of a collector in the PROCESS lane. Runs in a lane thread; blocks at most two deadlines."""
+    """The agent's side of a collector in the PROCESS lane. Runs in a lane thread."""
 
     name: ClassVar[str] = ""
 
@@ -150,14 +93,18 @@ class Remote(Collector):
         self.rescan_s = assignment.collector.rescan_s
         self._assignment = assignment
         self._metrics = {metric.name: metric for metric in assignment.collector.metrics}
-        self._child: _Child | None = None
-        self._hangs: dict[str, _Hang] = {}
-        self._avoiding: frozenset[str] = frozenset()
+        self._usage = usage.setdefault(assignment.collector.name, Usage())
+        self._child: Child | None = None
+        self._memory: str | None = None  # the collector's state, as JSON
+        self._grudges: dict[str, _Grudge] = {}
+        self._avoiding: Mapping[str, str] = {}
         self._found = ""
         self._rescan = True
 
     def open(self) -> None:
-        """Have the child discover again at its next run."""
+        """Have the child discover again at its next run. Raises NotPresent when there is plainly nothing for one."""
+        if self._child is None:
+            self._assignment.collector.look(self.options, self.ctx)
         self._rescan = True
 
     def found(self) -> str:
@@ -166,81 +113,118 @@ class Remote(Collector):
 
     def collect(self, out: Out) -> None:
         """Ask the child for one run and pass it on. Raises what the collector raised, or WorkerError."""
-        for attempt in (1, 2):
-            child = self._running_child()
+        outdated = False
+        while True:
+            child = self._running_child(out)
             child.send(("run", self._rescan))
-            try:
-                frame, device = self._await(child, out)
-                if frame is not None:
-                    self._rescan = False
-                    self._replay(child, frame, out)
-                    return
-            except (NotPresent, CollectorError):
-                raise
-            except BaseException:
-                self.close()  # an answer that was not taken whole must not be taken for the next one's
-                raise
-            self.close()
-            self._blame(device)
-            out.failed(device or "worker", f"no answer within {self.ctx.timeout_s:g} s, process replaced")
-            if not device or attempt == 2:  # noqa: PLR2004 - the second and last
-                raise WorkerError(f"no answer within {self.ctx.timeout_s:g} s" + (f" on {device}" if device else ""))
+            frame, device, trouble = self._await(child, out)
+            if frame is not None and frame[0] != "outdated":
+                self._rescan = False
+                self._replay(child, frame, out)
+                return
+            self._replace()
+            if frame is None:
+                self._blame(device, "crash" if isinstance(trouble, ChildEndedError) else "hang")
+                out.failed(device, f"{trouble}, process replaced")
+            elif outdated:
+                raise WorkerError(f"a new process was no better: {frame[1]}")
+            else:
+                outdated = True
+                self.ctx.log.info("going on in a new process: %s", frame[1])
 
     def close(self) -> None:
         """End the child. One that cannot be killed is remembered as abandoned."""
         child, self._child, self._rescan = self._child, None, True
+        self._usage.end()
         if child is not None and not child.kill():
-            _abandoned.setdefault(self._assignment.collector.name, []).append(child.process)
+            self._usage.abandon(child.process)
 
-    def _running_child(self) -> _Child:
+    def _replace(self) -> None:
+        self._usage.restarts += 1
+        self.close()
+
+    def _running_child(self, out: Out) -> Child:
         now_s = self.ctx.clock.monotonic()
-        avoid = frozenset(device for device, hang in self._hangs.items() if now_s < hang.until_s)
+        avoid = {device: grudge.what for device, grudge in self._grudges.items() if now_s < grudge.until_s}
         if self._child is not None and avoid != self._avoiding:
             self.close()  # time to try a device again that an earlier child hung on
         if self._child is None:
             self._refuse_too_many()
-            self._child, self._avoiding = _Child(self._assignment, avoid), avoid
+            if self._memory is None:
+                self._memory = json.dumps(self.ctx.state.load())
+            out.working_on("", START_PATIENCE_S)
+            self._child, self._avoiding = Child(self._assignment, self._memory, avoid), avoid
         return self._child
 
     def _refuse_too_many(self) -> None:
-        name = self._assignment.collector.name
-        stuck = _abandoned[name] = [process for process in _abandoned.get(name, ()) if process.poll() is None]
-        if len(stuck) >= ABANDONED_LIMIT:
-            pids = ", ".join(str(process.pid) for process in stuck)
-            raise WorkerError(f"processes {pids} hang in the kernel and cannot be killed; no more are started")
+        pids = self._usage.stuck_pids()
+        if len(pids) >= ABANDONED_LIMIT:
+            listed = ", ".join(map(str, pids))
+            raise WorkerError(f"processes {listed} hang in the kernel and cannot be killed; no more are started")
 
-    def _await(self, child: _Child, out: Out) -> tuple[tuple[Any, ...] | None, str]:
-        """Return the frame that ends the run, None at the deadline; and the device last worked on."""
-        deadline_s = self.ctx.clock.monotonic() + self.ctx.timeout_s
+    def _await(self, child: Child, out: Out) -> tuple[tuple[Any, ...] | None, str, Exception | None]:
+        """Wait for the end of a run: the frame that ends it; or None, the device to blame, and what is wrong with it.
+
+        Raises WorkerError, and the child is gone, when no device can be blamed that was not blamed before.
+        """
         device = ""
-        while (frame := child.receive(deadline_s, self.ctx.clock.monotonic)) is not None:
-            if frame[0] != "on":
-                return frame, device
-            device = frame[1]
-            out.working_on(device)
-        return None, device
+        try:
+            monotonic = self.ctx.clock.monotonic
+            limit_s = START_PATIENCE_S if child.starting else self.ctx.timeout_s
+            while (frame := child.receive(monotonic() + limit_s, monotonic)) is not None:
+                kind, *rest = frame
+                if kind == "on":
+                    device, limit_s = rest[0], rest[1] or self.ctx.timeout_s
+                    out.working_on(device, limit_s)
+                elif kind == "ready":
+                    child.starting, limit_s = False, self.ctx.timeout_s
+                elif kind == "state":
+                    self._keep(rest[0])
+                else:
+                    return frame, device, None
+            trouble: WorkerError = WorkerError(f"no answer within {limit_s:g} s")
+        except ChildEndedError as end:
+            if not end.crashed:
+                device = ""  # somebody killed it
+            trouble = end
+        except BaseException:
+            self.close()  # an answer that was not taken whole must not be taken for the next one's
+            raise
+        if not device or device in self._avoiding:
+            self._replace()
+            raise WorkerError(f"{trouble} on {device}" if device else str(trouble))
+        return None, device, trouble
 
-    def _blame(self, device: str) -> None:
-        if not device:
-            return
+    def _keep(self, memory: str) -> None:
+        self._memory = memory
+        self.ctx.state.save(json.loads(memory))
+
+    def _blame(self, device: str, what: str) -> None:
         now_s = self.ctx.clock.monotonic()
-        before = self._hangs.get(device)
+        before = self._grudges.get(device)
         count = 1 if before is None or now_s - before.until_s >= FORGIVEN_AFTER_S else before.count + 1
-        self._hangs[device] = _Hang(now_s + min(AVOID_FIRST_S * 2 ** (count - 1), AVOID_LAST_S), count)
+        self._grudges[device] = _Grudge(what, now_s + min(AVOID_FIRST_S * 2 ** (count - 1), AVOID_LAST_S), count)
 
-    def _replay(self, child: _Child, frame: tuple[Any, ...], out: Out) -> None:
+    def _replay(self, child: Child, frame: tuple[Any, ...], out: Out) -> None:
         kind, *rest = frame
         if kind == "absent":
             raise NotPresent(rest[0])
         if kind == "failed":
             raise CollectorError(rest[0])
-        known, new, ids, values, failures, events, self._found = rest
-        child.series[known:] = [self._series(definition) for definition in new]
-        out.extend([child.series[i] for i in ids], values)
-        for what, text in failures:
-            out.failed(what, text)
-        for severity, fields in events:
-            out.event(Event(severity=Severity(severity), **fields))
+        known, new, ids, values, failures, events, devices, self._found, used = rest
+        self._usage.note(*used)
+        try:
+            child.series[known:] = [self._series(definition) for definition in new]
+            out.extend([child.series[i] for i in ids], values)
+            for what, text in failures:
+                out.failed(what, text)
+            for severity, fields in events:
+                out.event(Event(severity=Severity(severity), **fields))
+            for fields in devices:
+                out.device(Device(*fields))
+        except BaseException:
+            self.close()  # as in `_await`
+            raise
 
     def _series(self, definition: tuple[Any, ...]) -> Series:
         name, kind, help_text, unit, labels, suffix = definition

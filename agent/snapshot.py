@@ -12,7 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent.api import Event, Series
+from agent.api import Device, Event, Series
+from agent.inventory import Inventory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +37,7 @@ class Snapshot:
     taken_at: float
     series: Sequence[Series]
     values: Sequence[Value]
+    devices: Sequence[Device] = ()
 
 
 class Batch:
@@ -47,8 +49,10 @@ class Batch:
         self.values: list[Value] = []
         self.events: list[Event] = []
         self.failures: list[tuple[str, str]] = []
-        self.device = ""
-        self.device_since_s = 0.0  # monotonic
+        self.devices: list[Device] = []
+        self.in_hand = ""  # the device that is being read
+        self.in_hand_since_s = 0.0  # monotonic
+        self.in_hand_limit_s = 0.0  # 0: the collector's own
         self.evicted = False
 
     def add(self, series: Series, value: Value) -> None:
@@ -82,12 +86,21 @@ class Batch:
         text = error[:TEXT_LIMIT] if isinstance(error, str) else describe(error)
         self.failures.append((str(what)[:TEXT_LIMIT], text))
 
-    def working_on(self, device: str) -> None:
+    def device(self, device: Device) -> None:
+        """Tell a device's names. Raises TypeError for what is none."""
+        if self.evicted:
+            raise EvictedError
+        if not isinstance(device, Device):
+            raise TypeError(f"expected an agent.api.Device, got {_shown(device)}")
+        self.devices.append(device)
+
+    def working_on(self, device: str, limit_s: float | None = None) -> None:
         """Name the device that the next reads touch."""
         if self.evicted:
             raise EvictedError
-        self.device_since_s = self._monotonic()  # first: whoever looks must not see a new device with an old time
-        self.device = device
+        self.in_hand_limit_s = limit_s or 0.0
+        self.in_hand_since_s = self._monotonic()  # before: whoever looks must not see a new device with an old time
+        self.in_hand = device
 
     def finish(self, source: str, taken_at: float) -> Snapshot:
         """Check the points and freeze them. What is no finite number becomes absent and a failure. Never raises."""
@@ -96,7 +109,7 @@ class Batch:
             self._drop_what_is_no_point()
         if len(self.series) > POINTS_LIMIT:
             self.failures.append(("points", f"{len(self.series)} in one run, limit {POINTS_LIMIT}: the rest dropped"))
-        return Snapshot(source, taken_at, self.series[:POINTS_LIMIT], self.values[:POINTS_LIMIT])
+        return Snapshot(source, taken_at, self.series[:POINTS_LIMIT], self.values[:POINTS_LIMIT], tuple(self.devices))
 
     def _drop_what_is_no_point(self) -> None:
         kept: list[tuple[Series, Value]] = []
@@ -154,6 +167,7 @@ class Store:
     """The latest snapshot of each source. Readers take the whole mapping, which never changes under them."""
 
     def __init__(self) -> None:
+        self.inventory = Inventory()
         self._latest: dict[str, Snapshot] = {}
         self._lock = threading.Lock()
         self.version = 0
@@ -164,6 +178,7 @@ class Store:
             if batch is not None and batch.evicted:
                 return False
             self._latest = {**self._latest, snapshot.source: snapshot}
+            self.inventory.put(snapshot.source, snapshot.devices)
             self.version += 1
             return True
 

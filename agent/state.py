@@ -12,14 +12,13 @@ import logging
 import os
 import threading
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.snapshot import describe
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
 VERSION = 1
 LARGEST_BYTES = 16 << 20
@@ -45,10 +44,6 @@ class StateDir:
         self._writing_since_s: float | None = None
         self._retry_at_s = 0.0
         self._writer: threading.Thread | None = None
-
-    def __reduce__(self) -> tuple[Callable[[Path], StateDir], tuple[Path]]:
-        """Give a worker process a directory object of its own: threads and locks stay here."""
-        return partial(StateDir, read_only=self.read_only), (self.path,)
 
     def file(self, name: str) -> FileState:
         """Return the memory with this name."""

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import marshal
 import os
 import pickle
 import select
 import signal
 import struct
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from agent.api import Collector, Event, NotPresent, Series
+from agent.api import Collector, Event, NotPresent, Outdated, Series
 from agent.context import NodeContext
+from agent.hw.process import OwnProcess
 from agent.snapshot import Batch, describe
 
 if TYPE_CHECKING:
@@ -33,8 +35,8 @@ class Assignment:
 
     collector: type[Collector]
     options: object
-    context: Mapping[str, Any]  # the arguments of NodeContext, without `avoid`
-    log_setup: Callable[[], None]
+    context: Mapping[str, Any]  # the arguments of NodeContext, without `state` and `avoid`
+    child_setup: Callable[[], None]  # what a child does first: its log, and whatever else its caller wants of it
 
 
 class _ChildOut(Batch):
@@ -44,9 +46,25 @@ class _ChildOut(Batch):
         super().__init__()
         self._send = send
 
-    def working_on(self, device: str) -> None:
-        super().working_on(device)
-        self._send(("on", device))
+    def working_on(self, device: str, limit_s: float | None = None) -> None:
+        super().working_on(device, limit_s)
+        self._send(("on", device, limit_s))
+
+
+class _ChildState:
+    """The child's `State`: kept by the parent, which outlives it."""
+
+    def __init__(self, content: str, send: Callable[[tuple[Any, ...]], None]) -> None:
+        self._content = content
+        self._send = send
+
+    def load(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self._content)
+        return content
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        self._content = json.dumps(content)
+        self._send(("state", self._content))
 
 
 class _Server:
@@ -58,6 +76,7 @@ class _Server:
         self._collector: Collector | None = None
         self._opened = False
         self._known: dict[Series, int] = {}
+        self._process = OwnProcess()
 
     def run(self) -> None:
         order = self._receive()
@@ -66,6 +85,8 @@ class _Server:
                 answer = encode(self._collect(order, rescan=request[1]))
             except NotPresent as absence:
                 answer = self._forget(("absent", str(absence)))
+            except Outdated as reason:
+                answer = self._forget(("outdated", str(reason)))
             except BaseException as error:  # noqa: BLE001 - told to the parent, which counts and logs it
                 answer = self._forget(("failed", describe(error)))
             self._send(answer)
@@ -78,11 +99,13 @@ class _Server:
 
     def _collect(self, order: bytes, *, rescan: bool) -> tuple[Any, ...]:
         if self._collector is None:
-            assignment, avoid = pickle.loads(order)  # noqa: S301 - from our own parent
-            assignment.log_setup()
-            self._collector = assignment.collector(assignment.options, NodeContext(**assignment.context, avoid=avoid))
+            assignment, memory, avoid = pickle.loads(order)  # noqa: S301 - from our own parent
+            assignment.child_setup()
+            context = NodeContext(**assignment.context, state=_ChildState(memory, self._tell), avoid=avoid)
+            self._collector = assignment.collector(assignment.options, context)
+            self._tell(("ready",))
         collector = self._collector
-        out = _ChildOut(lambda message: self._send(encode(message)))
+        out = _ChildOut(self._tell)
         if rescan or not self._opened:
             self._opened = False
             collector.open()
@@ -102,7 +125,9 @@ class _Server:
             list(snapshot.values),
             [(str(what), text) for what, text in out.failures],
             [_flat(event) for event in out.events],
+            [astuple(device) for device in out.devices],
             str(collector.found()),
+            (self._process.cpu_seconds(), self._process.resident_bytes()),
         )
 
     def _receive(self) -> Any:
@@ -111,6 +136,9 @@ class _Server:
             return None
         body = _read_exactly(self._requests, HEAD.unpack(head)[0])
         return None if body is None else marshal.loads(body)  # noqa: S302 - from our own parent
+
+    def _tell(self, message: tuple[Any, ...]) -> None:
+        self._send(encode(message))
 
     def _send(self, frame: bytes) -> None:
         self._answers.write(frame)

@@ -58,6 +58,33 @@ TIMEOUTS = Metric(
     BY_COLLECTOR,
 )
 POINTS = Metric("hpcwatch_collector_series", Kind.GAUGE, "Series of the collector's last run.", BY_COLLECTOR)
+WORKER_RESTARTS = Metric(
+    "hpcwatch_worker_restarts_total",
+    Kind.COUNTER,
+    "Times a collector's own process was replaced: it hung, crashed, or had a driver loaded that is no longer there.",
+    BY_COLLECTOR,
+)
+WORKER_STUCK = Metric(
+    "hpcwatch_worker_stuck",
+    Kind.GAUGE,
+    "Processes of the collector that hang in the kernel and cannot be killed; at two no more are started.",
+    BY_COLLECTOR,
+)
+WORKER_CPU = Metric(
+    "hpcwatch_worker_cpu_seconds_total",
+    Kind.COUNTER,
+    "Processor time of the collector's own processes, user and system; of one that was killed, as of its last run.",
+    BY_COLLECTOR,
+    unit="seconds",
+)
+WORKER_MEMORY = Metric(
+    "hpcwatch_worker_resident_memory_bytes",
+    Kind.GAUGE,
+    "Resident memory of the collector's own process.",
+    BY_COLLECTOR,
+    unit="bytes",
+    source="/proc/self/statm",
+)
 EVENTS = Metric("hpcwatch_events_recorded_total", Kind.COUNTER, "Events recorded since the agent started.")
 REFUSED = Metric(
     "hpcwatch_exposition_refused_series",
@@ -116,6 +143,20 @@ class Process(Protocol):
         """Open descriptors."""
 
 
+class Worker(Protocol):
+    """What the processes of one collector used (agent.remote.Usage)."""
+
+    restarts: int
+    resident_bytes: int | None
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time of all of them."""
+
+    def stuck(self) -> int:
+        """How many hang and cannot be killed."""
+
+
 class Health(Protocol):
     """What the agent knows of its own configuration, memory and page."""
 
@@ -125,6 +166,10 @@ class Health(Protocol):
     @property
     def disabled(self) -> Mapping[str, str]:
         """The collectors that are installed but off, each with the reason."""
+
+    @property
+    def workers(self) -> Mapping[str, Worker]:
+        """The collectors that run in processes of their own."""
 
     @property
     def state_writable(self) -> bool | None:
@@ -145,6 +190,7 @@ class SelfMetrics:
     name: ClassVar[str] = "hpcwatch"
     metrics: ClassVar[Sequence[Metric]] = (
         *(BUILD, ENABLED, UP, LAST_SUCCESS, DURATION, ERRORS, TIMEOUTS, POINTS, EVENTS, REFUSED),
+        *(WORKER_RESTARTS, WORKER_STUCK, WORKER_CPU, WORKER_MEMORY),
         *(RELOAD_OK, RELOAD_AT, STATE_WRITABLE, CPU, MEMORY, THREADS, DESCRIPTORS, STARTED),
     )
 
@@ -166,6 +212,8 @@ class SelfMetrics:
             self._add_job(job, out)
         for name in health.disabled:
             out.add(self._of(name)[ENABLED], 0)
+        for name, worker in health.workers.items():
+            self._add_worker(self._of(name), worker, out)
         self._add_health(health, out)
         self._add_process(out)
 
@@ -191,6 +239,14 @@ class SelfMetrics:
             out.add(handles[LAST_SUCCESS], round(job.last_success_at, 3))
         if job.duration_s is not None:
             out.add(handles[DURATION], round(job.duration_s, 6))
+
+    @staticmethod
+    def _add_worker(handles: dict[Metric, Series], worker: Worker, out: Out) -> None:
+        out.add(handles[WORKER_RESTARTS], worker.restarts)
+        out.add(handles[WORKER_STUCK], worker.stuck())
+        out.add(handles[WORKER_CPU], round(worker.cpu_seconds, 3))
+        if worker.resident_bytes is not None:
+            out.add(handles[WORKER_MEMORY], worker.resident_bytes)
 
     def _add_health(self, health: Health, out: Out) -> None:
         plain = self._plain

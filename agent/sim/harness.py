@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from agent.api import DEVICE_SHARE
 from agent.context import NodeContext
+from agent.inventory import Inventory
 from agent.sim.clock import FakeClock
 from agent.snapshot import Batch, EvictedError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from agent.api import Clock, Collector, Event, Value, VmSize
+    from agent.api import Clock, Collector, Device, Event, Value, VmSize
 
 _NOWHERE = Path("/nonexistent")  # a collector under test must not read the machine it runs on
 
@@ -44,11 +45,12 @@ class MemoryState:
 
 @dataclass(frozen=True)
 class Result:
-    """What one run produced: values by series text (`name{label="x"}`), failures as (what, text), events."""
+    """What one run produced: values by series text (`name{label="x"}`), failures as (what, text), events, devices."""
 
     values: dict[str, Value]
     failures: list[tuple[str, str]]
     events: list[Event]
+    devices: list[Device] = field(default_factory=list)
 
 
 class Probe:
@@ -62,29 +64,40 @@ class Probe:
         sysfs: Path = _NOWHERE,
         procfs: Path = _NOWHERE,
         devfs: Path = _NOWHERE,
+        kmsg: Path = _NOWHERE,
         clock: Clock | None = None,
         state: MemoryState | None = None,
         vm_size: VmSize | None = None,
         interval_s: float = 10.0,
         timeout_s: float = 5.0,
+        run_id: str = "run",
+        avoid: Mapping[str, str] | None = None,
+        devices: Sequence[Device] = (),
     ) -> None:
         self.state = MemoryState() if state is None else state
+        inventory = Inventory()
+        inventory.put("test", devices)
         self.context = NodeContext(
             log=logging.getLogger(f"probe.{collector.name}"),
             sys=sysfs,
             proc=procfs,
             dev=devfs,
+            kmsg=kmsg,
             clock=FakeClock() if clock is None else clock,
             state=self.state,
             vm_size=vm_size,
             interval_s=interval_s,
             timeout_s=timeout_s,
+            run_id=run_id,
+            avoid=avoid or {},
+            inventory=inventory,
         )
         self.collector = collector(collector.Options() if options is None else options, self.context)
         self._opened = False
 
     def open(self) -> None:
         """Discover, as the agent does at the start and every minute. Raises what the collector raises."""
+        type(self.collector).look(self.collector.options, self.context)
         self.collector.open()
         self._opened = True
 
@@ -97,7 +110,7 @@ class Probe:
         values = {s.prefix.rstrip(): value for s, value in zip(snapshot.series, snapshot.values, strict=True)}
         if len(values) != len(snapshot.series):
             raise AssertionError("a series was added twice")
-        return Result(values, batch.failures, batch.events)
+        return Result(values, batch.failures, batch.events, batch.devices)
 
     def _run_here(self) -> Batch:
         batch = Batch()
@@ -127,9 +140,9 @@ class _Attempt:
     def ended(self, patience_s: float) -> bool:
         """Wait for the end; False, and whatever it still brings is refused, when it does not come."""
         while self._thread.is_alive():
-            device = self.batch.device
+            device = self.batch.in_hand
             self._thread.join(patience_s)
-            if self._thread.is_alive() and self.batch.device == device:
+            if self._thread.is_alive() and self.batch.in_hand == device:
                 self.batch.evicted = True
                 return False
         return True

@@ -11,23 +11,22 @@ import ctypes
 import logging
 import os
 import resource
+import signal
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from agent.api import Collector, Event, Kind, Lane, Metric, NotPresent, Out, Severity
+from agent.api import Collector, Device, Event, Kind, Lane, Metric, NotPresent, Out, Outdated, Severity
 from agent.context import NodeContext, SystemClock
 from agent.sim.harness import MemoryState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from agent.api import Clock, Series, Value
+    from agent.api import Clock, Context, Series, Value
     from agent.snapshot import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -115,11 +114,13 @@ def context(tmp_path: Path, clock: Clock | None = None) -> NodeContext:
         sys=tmp_path,
         proc=tmp_path,
         dev=tmp_path,
+        kmsg=tmp_path / "kmsg",
         clock=clock or SystemClock(),
         state=MemoryState(),
         vm_size=None,
         interval_s=0.1,
         timeout_s=5.0,
+        run_id="run",
     )
 
 
@@ -238,6 +239,7 @@ class FolderOptions:
     """One file per device."""
 
     folder: str = ""
+    limits_s: Mapping[str, float] = field(default_factory=dict)
 
 
 class Devices(Collector):
@@ -258,16 +260,23 @@ class Devices(Collector):
         self._series: dict[str, Series] = {name: self.ctx.series(DEVICE, name) for name in self._names}
         self._runs_series = self.ctx.series(RUNS, str(os.getpid()))
 
+    @classmethod
+    def look(cls, options: FolderOptions, ctx: Context) -> None:
+        """Find a file `nothing` where the folder should be."""
+        if Path(options.folder).is_file():
+            raise NotPresent("plainly nothing")
+
     def collect(self, out: Out) -> None:
         """Read every device that no predecessor hung on."""
         self._runs += 1
         out.add(self._runs_series, self._runs)
         for name in self._names:
             if name in self.ctx.avoid:
-                out.failed(name, "avoided")
+                out.failed(name, f"avoided: {self.ctx.avoid[name]}")
                 continue
-            out.working_on(name)
+            out.working_on(name, self.options.limits_s.get(name))
             self._read(name, out)
+            out.device(Device("kit", name, uuid=f"uuid-{name}"))
 
     def found(self) -> str:
         """Say how many; fails when it lost them."""
@@ -285,6 +294,12 @@ class Devices(Collector):
             out.add(self._series[name], len(sys.stdin.read()))
         elif text == "log":
             self.ctx.log.warning("spoken in the child")
+        elif text == "outdated":
+            raise Outdated("another driver")
+        elif text.startswith("remember "):
+            self.ctx.state.save({"word": text.removeprefix("remember ")})
+        elif text == "recall":
+            out.add(self._series[name], len(self.ctx.state.load().get("word", "")))
         elif text == "lost":
             self._names = []
         elif text.startswith("many"):
@@ -298,6 +313,10 @@ class Devices(Collector):
 def _abort(_device: str, _out: Out) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.abort()
+
+
+def _end(_device: str, _out: Out) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _fail(device: str, _out: Out) -> None:
@@ -320,6 +339,7 @@ def _event(device: str) -> Event:
 
 TROUBLE: dict[str, Callable[[str, Out], object]] = {
     "abort": _abort,
+    "killed": _end,
     "exit": lambda _device, _out: sys.exit(3),
     "raise": _fail,
     "sleep in C": lambda _device, _out: ctypes.CDLL(None).sleep(60),

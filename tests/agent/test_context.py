@@ -20,7 +20,16 @@ FREE = Metric("free", Kind.HISTOGRAM, "Free.")
 
 def context() -> NodeContext:
     nowhere = Path("/nonexistent")
-    return NodeContext(logging.getLogger("x"), nowhere, nowhere, nowhere, FakeClock(), MemoryState(), None, 10.0, 5.0)
+    return NodeContext(
+        logging.getLogger("x"),
+        *[nowhere] * 4,
+        FakeClock(),
+        MemoryState(),
+        None,
+        interval_s=10.0,
+        timeout_s=5.0,
+        run_id="run",
+    )
 
 
 def test_same_values_give_the_same_handle_while_it_is_held() -> None:

@@ -13,8 +13,8 @@ from agent import log
 from agent.api import Collector, Event, Kind, Metric, Severity
 from agent.config import Sources, load
 from agent.config.tree import ConfigError
-from agent.engine import REMOTE_SLACK_S, Engine
-from agent.job import JobState
+from agent.engine import Engine
+from agent.job import DEVICE_SLACK_S, JobState
 from agent.registry import Plugin
 from tests.agent.kit import ProcessReading, Reading, Steady, ThreadReading, answers, hangs, recovers, shown, until
 
@@ -82,7 +82,7 @@ class Site:
 
     def engine(self, *sets: str, look_once: bool = False, only: Collection[str] = ()) -> Engine:
         """Start an engine and wait for its first round."""
-        engine = Engine(self.settings(*sets), self.plugins(), log_setup=log.setup, look_once=look_once, only=only)
+        engine = Engine(self.settings(*sets), self.plugins(), child_setup=log.setup, look_once=look_once, only=only)
         self.engines.append(engine)
         engine.start()
         engine.wait_for_first_round()
@@ -163,7 +163,8 @@ def test_looking_once_can_be_limited_to_a_collector_that_is_off(site: Site) -> N
 
 def test_collector_in_a_process_has_time_for_its_replacement(site: Site) -> None:
     engine = site.engine(site.reads(ProcessReading), "collectors.kit_process.timeout=3s")
-    assert engine.collectors["kit_process"][1].timeout_s == 2 * 3 + REMOTE_SLACK_S
+    job = engine.collectors["kit_process"][1]
+    assert (job.timeout_s, job.times_devices) == (3 + DEVICE_SLACK_S, True)
 
 
 def test_events_carry_the_sites_labels_and_are_recorded_once(site: Site) -> None:

@@ -102,7 +102,7 @@ def test_probe_hands_over_what_it_was_given(tmp_path: Path) -> None:
     assert (ctx.proc, ctx.dev) == (tmp_path / "proc", tmp_path / "dev")
     assert ctx.clock is clock
     assert ctx.state is state
-    assert (ctx.vm_size, ctx.interval_s, ctx.timeout_s, ctx.avoid) == (size, 3.0, 2.0, frozenset())
+    assert (ctx.vm_size, ctx.interval_s, ctx.timeout_s, ctx.avoid) == (size, 3.0, 2.0, {})
 
 
 def test_memory_survives_a_restart_as_json_does() -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.api import Event, Lane, NotPresent, Series, Severity
-from agent.job import Job, JobState
+from agent.job import DEVICE_SLACK_S, Job, JobState
 from agent.sim.clock import FakeClock
 from agent.snapshot import EvictedError, Store
 from tests.agent.kit import Scripted, context, shown
@@ -294,6 +294,25 @@ def test_run_is_evicted_at_its_deadline_and_not_before(tmp_path: Path) -> None:
     assert (a.job.state, a.job.reason) == (JobState.HUNG, "no answer within 5 s on mlx5_3")
     assert (a.job.evictions, a.job.errors, a.job.up, a.job.enabled) == (1, 1, False, True)
     assert not a.job.evict(a.store, a.clock.monotonic() + 100), "what has returned cannot be evicted"
+
+
+def test_deadline_moves_on_with_each_device_where_each_has_the_timeout_to_itself(tmp_path: Path) -> None:
+    def read(out: Out, series: Series) -> None:
+        for device in ("GPU 0", "GPU 1", "GPU 2"):
+            out.working_on(device)
+            a.clock.advance(4.999)
+            verdicts.append(a.job.evict(a.store, a.clock.monotonic()))
+        out.working_on("driver", 20.0)
+        a.clock.advance(20.0 + DEVICE_SLACK_S - 0.001)
+        verdicts.append(a.job.evict(a.store, a.clock.monotonic()))
+        a.clock.advance(0.001)
+        verdicts.append(a.job.evict(a.store, a.clock.monotonic()))
+
+    verdicts: list[bool] = []
+    a = bench(tmp_path, on_collect=read)
+    a.job.times_devices = True
+    a.run()
+    assert verdicts == [False, False, False, False, True]
 
 
 def test_what_an_evicted_run_still_brings_is_refused(tmp_path: Path) -> None:

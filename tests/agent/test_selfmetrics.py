@@ -21,6 +21,7 @@ from agent.derive.selfmetrics import DESCRIPTORS_EVERY_S, SelfMetrics
 from agent.exposition import Exposition
 from agent.hw.process import OwnProcess
 from agent.job import Job
+from agent.remote import Usage
 from agent.sim.clock import FakeClock
 from agent.sim.harness import Probe
 from agent.snapshot import Batch, Store
@@ -74,6 +75,7 @@ class Condition:
     reload_ok: bool = True
     reload_at: float = 1_800_000_000.5
     disabled: dict[str, str] = field(default_factory=dict)
+    workers: dict[str, Usage] = field(default_factory=dict)
     state_writable: bool = True
     events_total: int = 0
     refused_series: int = 0
@@ -210,9 +212,31 @@ def test_handles_are_the_same_each_time_so_that_the_page_keeps_its_layout() -> N
     assert all(one is other for one, other in zip(first, second, strict=True))
 
 
+def used() -> Usage:
+    usage = Usage()
+    usage.note(1.5, 14 << 20)
+    usage.end()
+    usage.restarts += 1
+    usage.note(0.25, 15 << 20)
+    return usage
+
+
+def test_worker_is_told_with_its_predecessors_and_its_memory_only_while_there_is_one() -> None:
+    bench = Bench()
+    bench.condition.workers = {"gpu": used()}
+    values = bench.values()
+    assert values['worker_cpu_seconds_total{collector="gpu"}'] == 1.75
+    assert values['worker_resident_memory_bytes{collector="gpu"}'] == 15 << 20
+    assert values['worker_restarts_total{collector="gpu"}'] == 1
+    assert values['worker_stuck{collector="gpu"}'] == 0
+    bench.condition.workers["gpu"].end()
+    assert 'worker_resident_memory_bytes{collector="gpu"}' not in bench.values()
+
+
 def test_every_declared_metric_appears_and_every_one_that_appears_is_declared() -> None:
     bench = Bench()
     bench.condition.disabled = {"gpu": "collectors.gpu.enabled is false"}
+    bench.condition.workers = {"plain": used()}
     emitted = {series.metric for series in bench.batch(job_of(Plain, bench.clock)).series}
     assert emitted == set(SelfMetrics.metrics)
 
@@ -221,6 +245,7 @@ def test_linter_of_prometheus_finds_nothing_wrong_with_the_agents_own_page() -> 
     promtool = need("promtool", "prometheus")
     bench = Bench()
     bench.condition.disabled = {"gpu": "collectors.gpu.enabled is false"}
+    bench.condition.workers = {"plain": used()}
     batch = bench.batch(job_of(Plain, bench.clock), job_of(Failing, bench.clock))
     store = Store()
     store.put(batch.finish("hpcwatch", 0.0))

@@ -194,7 +194,7 @@ def test_evicted_run_is_stopped_at_whatever_it_touches_next() -> None:
     for touch in touches:
         with pytest.raises(EvictedError):
             touch()
-    assert (batch.series, batch.events, batch.failures, batch.device) == ([], [], [], "")
+    assert (batch.series, batch.events, batch.failures, batch.in_hand) == ([], [], [], "")
 
 
 def test_evicted_run_is_never_published_and_what_it_published_before_vanishes() -> None:

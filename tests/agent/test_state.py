@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import subprocess
 import sys
 import threading
@@ -267,12 +266,6 @@ def test_read_only_directory_is_read_and_left_alone(tmp_path: Path) -> None:
     assert directory.file("seen").load() == {"a": 1}
     assert directory.file("bad").load() == {}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.json", "seen.json"]
-
-
-def test_worker_process_gets_a_directory_of_its_own(tmp_path: Path) -> None:
-    directory = StateDir(tmp_path, read_only=True)
-    copy = pickle.loads(pickle.dumps(directory.file("x")))._directory  # noqa: S301 - our own
-    assert (copy.path, copy.read_only) == (tmp_path, True)
 
 
 def test_what_could_not_be_written_is_written_when_the_disk_takes_it_again(

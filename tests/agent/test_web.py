@@ -116,7 +116,7 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         procfs=str(tmp_path),
     )
     settings = load(sources, collector_names=list(plugins), output_names=[])
-    engine = Engine(settings, plugins, log_setup=lambda: None, look_once=True)
+    engine = Engine(settings, plugins, child_setup=lambda: None, look_once=True)
     yield engine
     engine.stop()
 

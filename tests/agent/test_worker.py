@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -15,16 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent import log, remote
-from agent.api import Event, NotPresent, Severity
+from agent import child, log, remote
+from agent.api import Device, Event, NotPresent, Severity
+from agent.child import WorkerError
 from agent.context import NodeContext
-from agent.remote import AVOID_FIRST_S, AVOID_LAST_S, FORGIVEN_AFTER_S, CollectorError, Remote, WorkerError
+from agent.remote import AVOID_FIRST_S, AVOID_LAST_S, FORGIVEN_AFTER_S, CollectorError, Remote, Usage
+from agent.sim.harness import MemoryState
 from agent.snapshot import Batch, EvictedError
 from agent.worker import Assignment
 from tests.agent.kit import DEVICE, ROOT, Devices, FolderOptions, answers, context, gone, hangs, state_of, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from agent.api import Collector, Out
 
@@ -48,16 +52,23 @@ class TravellingClock:
 class Lane:
     """A collector in a child process, and the folder with its devices."""
 
-    def __init__(self, tmp_path: Path, timeout_s: float, collector: type[Collector] = Devices) -> None:
+    def __init__(
+        self,
+        tmp_path: Path,
+        timeout_s: float,
+        collector: type[Collector] = Devices,
+        limits_s: Mapping[str, float] | None = None,
+    ) -> None:
         self.folder = tmp_path / "devices"
         self.folder.mkdir()
         self.clock = TravellingClock()
         ctx: dict[str, Any] = {**vars(context(tmp_path)), "clock": self.clock, "timeout_s": timeout_s}
-        del ctx["avoid"], ctx["_made"]
+        for key in ("avoid", "inventory", "state", "_made"):
+            del ctx[key]
         self.assignment = Assignment(
-            collector, FolderOptions(str(self.folder)), ctx, partial(log.setup, "info", "text")
+            collector, FolderOptions(str(self.folder), limits_s or {}), ctx, partial(log.setup, "info", "text")
         )
-        self.remote = Remote(self.assignment, NodeContext(**ctx))
+        self.remote = Remote(self.assignment, NodeContext(**ctx, state=MemoryState()))
         self.pids: set[int] = set()
         self.out = Batch()
 
@@ -99,6 +110,15 @@ class Starter(Devices):
             ctypes.PyDLL(None).sleep(60)
 
 
+class Stubborn(Devices):
+    """Reads what it should leave alone."""
+
+    def collect(self, out: Out) -> None:
+        for name in self._names:
+            out.working_on(name)
+            self._read(name, out)
+
+
 @pytest.fixture
 def starting(tmp_path: Path) -> Iterator[Lane]:
     yield from make_lane(tmp_path, PATIENT_S, Starter)
@@ -114,11 +134,16 @@ def hasty(tmp_path: Path) -> Iterator[Lane]:
     yield from make_lane(tmp_path, HASTY_S)
 
 
-def make_lane(tmp_path: Path, timeout_s: float, collector: type[Collector] = Devices) -> Iterator[Lane]:
-    lane = Lane(tmp_path, timeout_s, collector)
+def make_lane(
+    tmp_path: Path,
+    timeout_s: float,
+    collector: type[Collector] = Devices,
+    limits_s: Mapping[str, float] | None = None,
+) -> Iterator[Lane]:
+    lane = Lane(tmp_path, timeout_s, collector, limits_s or {})
     yield lane
     lane.remote.close()
-    for process in remote._abandoned.pop(Devices.name, ()):
+    for process in remote.usage.pop(Devices.name, Usage())._abandoned:
         process.wait(10)
     for pid in lane.pids:
         until(lambda pid=pid: gone(pid), "every child ends")  # type: ignore[misc]
@@ -288,9 +313,19 @@ def test_child_that_was_killed_is_reported_and_replaced_at_the_next_run(lane: La
     assert gone(first)
 
 
-def test_child_that_crashes_in_a_driver_costs_its_collector_one_run(lane: Lane) -> None:
+def test_device_that_a_driver_crashes_on_costs_only_itself(lane: Lane) -> None:
     lane.set(a="abort", b="2")
-    with pytest.raises(WorkerError, match=r"killed by signal 6 \(Aborted\)"):
+    assert lane.run() == {"b": 2}
+    told = "its process ended: killed by signal 6 (Aborted), process replaced"
+    assert lane.out.failures == [("a", told), ("a", "avoided: crash")]
+    lane.set(a="1")
+    lane.clock.ahead_s += AVOID_FIRST_S + 1
+    assert lane.run() == {"a": 1, "b": 2}
+
+
+def test_child_that_somebody_killed_while_it_read_is_no_fault_of_the_device(lane: Lane) -> None:
+    lane.set(a="killed", b="2")
+    with pytest.raises(WorkerError, match=r"killed by signal 9 \(Killed\)$"):
         lane.run()
     lane.set(a="1")
     assert lane.run() == {"a": 1, "b": 2}
@@ -385,7 +420,7 @@ def test_device_that_hangs_costs_itself_and_the_others_are_there_in_the_same_run
     started_s = time.monotonic()
     assert hasty.run() == {"a": 1, "c": 3}
     assert time.monotonic() - started_s < 2 * HASTY_S + 1
-    assert hasty.out.failures == [("b", "no answer within 1 s, process replaced"), ("b", "avoided")]
+    assert hasty.out.failures == [("b", "no answer within 1 s, process replaced"), ("b", "avoided: hang")]
     assert len(hasty.pids) == 1
     child = hasty.pid
     assert hasty.run() == {"a": 1, "c": 3}
@@ -398,14 +433,14 @@ def test_device_is_tried_again_after_a_pause_that_grows(hasty: Lane) -> None:
     hasty.run()
     hasty.clock.ahead_s += AVOID_FIRST_S - HASTY_S - 2
     hasty.run()
-    assert hasty.out.failures == [("b", "avoided")], "not before its time"
+    assert hasty.out.failures == [("b", "avoided: hang")], "not before its time"
     hasty.clock.ahead_s += HASTY_S + 2.1
     hasty.run()
-    assert hasty.out.failures == [("b", "no answer within 1 s, process replaced"), ("b", "avoided")]
+    assert hasty.out.failures == [("b", "no answer within 1 s, process replaced"), ("b", "avoided: hang")]
     answers(hasty.folder / "b", "2")
     hasty.clock.ahead_s += AVOID_FIRST_S + 1
     hasty.run()
-    assert hasty.out.failures == [("b", "avoided")], "twice as long now"
+    assert hasty.out.failures == [("b", "avoided: hang")], "twice as long now"
     hasty.clock.ahead_s += AVOID_FIRST_S
     assert hasty.run() == {"a": 1, "b": 2}
     assert hasty.out.failures == []
@@ -414,13 +449,13 @@ def test_device_is_tried_again_after_a_pause_that_grows(hasty: Lane) -> None:
 def test_pause_grows_to_a_quarter_of_an_hour_and_is_forgiven_after_a_good_one(lane: Lane) -> None:
     pauses = []
     for _ in range(8):
-        lane.remote._blame("b")
-        pauses.append(round(lane.remote._hangs["b"].until_s - lane.clock.monotonic()))
+        lane.remote._blame("b", "hang")
+        pauses.append(round(lane.remote._grudges["b"].until_s - lane.clock.monotonic()))
         lane.clock.ahead_s += pauses[-1]
     assert pauses == [30, 60, 120, 240, 480, 900, 900, AVOID_LAST_S]
     lane.clock.ahead_s += FORGIVEN_AFTER_S + 1
-    lane.remote._blame("b")
-    assert round(lane.remote._hangs["b"].until_s - lane.clock.monotonic()) == AVOID_FIRST_S
+    lane.remote._blame("b", "hang")
+    assert round(lane.remote._grudges["b"].until_s - lane.clock.monotonic()) == AVOID_FIRST_S
 
 
 def test_hang_that_no_device_can_be_blamed_for_fails_the_run_and_replaces_the_child(hasty: Lane) -> None:
@@ -434,13 +469,126 @@ def test_hang_that_no_device_can_be_blamed_for_fails_the_run_and_replaces_the_ch
     assert hasty.run() == {"a": 1}
 
 
-def test_two_devices_that_hang_at_once_are_both_avoided_from_the_next_run_on(hasty: Lane) -> None:
+def test_devices_that_hang_at_once_cost_themselves_and_no_other(hasty: Lane) -> None:
     hasty.set(c="3")
-    hasty.hang("a")
-    hasty.hang("b")
-    with pytest.raises(WorkerError, match="no answer within 1 s on b"):
-        hasty.run()
+    for device in ("a", "b", "d"):
+        hasty.hang(device)
     assert hasty.run() == {"c": 3}
+    replaced = [device for device, text in hasty.out.failures if "replaced" in text]
+    assert replaced == ["a", "b", "d"]
+    assert hasty.remote._usage.restarts == 3
+
+
+def test_each_device_has_the_timeout_to_itself(hasty: Lane) -> None:
+    """All together take longer than one may."""
+    for name in "abcd":
+        hasty.hang(name)
+    with answering_late(hasty, dict.fromkeys("abcd", HASTY_S / 2)):
+        started_s = time.monotonic()
+        assert hasty.run() == dict.fromkeys("abcd", 1)
+        assert time.monotonic() - started_s > HASTY_S
+    assert hasty.remote._usage.restarts == 0
+
+
+def test_device_that_is_known_to_need_longer_gets_it(tmp_path: Path) -> None:
+    for lane in make_lane(tmp_path, HASTY_S, limits_s={"slow": PATIENT_S}):
+        lane.set(a="7")
+        lane.hang("slow")
+        with answering_late(lane, {"slow": 2 * HASTY_S}):
+            assert lane.run() == {"a": 7, "slow": 1}
+
+
+@contextlib.contextmanager
+def answering_late(lane: Lane, after_s: Mapping[str, float]) -> Iterator[None]:
+    """Let each of these devices answer so long after it was asked, one after the other."""
+
+    def answer() -> None:
+        for name, seconds in after_s.items():
+            with (lane.folder / name).open("w") as device:  # returns when it is asked
+                threading.Event().wait(seconds)
+                device.write("1")
+
+    thread = threading.Thread(target=answer, daemon=True)
+    thread.start()
+    yield
+    thread.join(PATIENT_S)
+    assert not thread.is_alive()
+
+
+def test_collector_that_hangs_on_what_it_should_avoid_fails_as_a_whole(tmp_path: Path) -> None:
+    for lane in make_lane(tmp_path, HASTY_S, Stubborn):
+        lane.hang("a")
+        with pytest.raises(WorkerError, match="no answer within 1 s on a"):
+            lane.run()
+        assert lane.remote._usage.restarts == 2
+
+
+# What a child leaves behind
+
+
+def test_memory_of_a_child_outlives_it_where_no_disk_keeps_it(lane: Lane) -> None:
+    lane.set(a="remember fourteen chars")
+    lane.run()
+    os.kill(lane.pid, signal.SIGKILL)
+    lane.set(a="recall")
+    with pytest.raises(WorkerError):
+        lane.run()
+    assert lane.run() == {"a": 14}
+
+
+def test_memory_of_a_child_is_kept_for_the_next_start_of_the_agent(lane: Lane) -> None:
+    lane.set(a="remember seven")
+    lane.run()
+    assert lane.remote.ctx.state.load() == {"word": "seven"}
+    lane.set(a="recall")
+    successor = Remote(lane.assignment, lane.remote.ctx)
+    out = Batch()
+    successor.collect(out)
+    successor.close()
+    assert 5 in out.values
+
+
+def test_names_of_devices_come_over(lane: Lane) -> None:
+    lane.set(a="1", b="2")
+    lane.run()
+    assert lane.out.devices == [Device("kit", "a", uuid="uuid-a"), Device("kit", "b", uuid="uuid-b")]
+
+
+# What is outdated, what is not there
+
+
+def test_child_that_is_outdated_is_replaced_within_the_run(lane: Lane) -> None:
+    lane.set(a="1")
+    lane.run()
+    first = lane.pid
+    lane.set(a="outdated")
+    with pytest.raises(WorkerError, match="a new process was no better: another driver"):
+        lane.run()
+    lane.set(a="2")
+    assert lane.run() == {"a": 2}
+    assert lane.pid != first
+    assert gone(first)
+
+
+def test_no_process_is_started_where_a_look_tells_that_there_is_nothing(lane: Lane) -> None:
+    lane.folder.rmdir()
+    lane.folder.write_text("")
+    before = children()
+    with pytest.raises(NotPresent, match="plainly nothing"):
+        lane.remote.open()
+    assert children() == before
+
+
+def test_use_of_replaced_children_is_added_up(lane: Lane) -> None:
+    lane.set(a="1")
+    lane.run()
+    first = lane.remote._usage.cpu_seconds
+    assert first > 0
+    assert (lane.remote._usage.resident_bytes or 0) > 1 << 20
+    lane.remote.close()
+    assert lane.remote._usage.resident_bytes is None
+    lane.run()
+    assert lane.remote._usage.cpu_seconds >= first + 0.001
 
 
 # Stops at the tracee's exit (PTRACE_O_TRACEEXIT): from then on it is dying and not dead, until the tracer is gone.
@@ -489,7 +637,7 @@ def hold() -> Iterator[Callable[[int], Unkillable]]:
 def test_children_that_cannot_be_killed_are_abandoned_and_two_of_them_are_the_limit(
     lane: Lane, hold: Callable[[int], Unkillable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "KILL_PATIENCE_S", 0.05)
+    monkeypatch.setattr(child, "KILL_PATIENCE_S", 0.05)
     lane.set(a="1")
     held = {}
     for _ in range(2):
@@ -524,22 +672,27 @@ PARENT = """
 import sys
 from pathlib import Path
 from agent import log
+from agent.child import WorkerError
 from agent.context import NodeContext
 from agent.snapshot import Batch
 from agent.remote import Remote
+from agent.sim.harness import MemoryState
 from agent.worker import Assignment
 from tests.agent import kit, test_worker
 from tests.agent.kit import FolderOptions, context
 
 class Talkative(Batch):
-    def working_on(self, device):
-        print("working on", device, flush=True)
+    def working_on(self, device, limit_s=None):
+        if device:
+            print("working on", device, flush=True)
 
 ctx = {**vars(context(Path("/nonexistent"))), "timeout_s": 60.0}
-del ctx["avoid"], ctx["_made"]
+for key in ("avoid", "inventory", "state", "_made"):
+    del ctx[key]
 collector = test_worker.Starter if sys.argv[2:] else kit.Devices
-remote = Remote(Assignment(collector, FolderOptions(sys.argv[1]), ctx, log.setup), NodeContext(**ctx))
-print(remote._running_child().process.pid, flush=True)
+assignment = Assignment(collector, FolderOptions(sys.argv[1]), ctx, log.setup)
+remote = Remote(assignment, NodeContext(**ctx, state=MemoryState()))
+print(remote._running_child(Batch()).process.pid, flush=True)
 remote.collect(Talkative())
 print("done", flush=True)
 sys.stdin.read()

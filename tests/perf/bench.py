@@ -50,7 +50,7 @@ class InProcess:
             output_names=[],
         )
         self.clock = FakeClock()
-        self.engine = Engine(loaded, plugins, log_setup=lambda: None, clock=self.clock)
+        self.engine = Engine(loaded, plugins, child_setup=lambda: None, clock=self.clock)
         self._job = self.engine.make_jobs()[0]
         self.cycle()
         gc.freeze()  # as the daemon does after its first round
