@@ -36,8 +36,8 @@ bench: venv ## Measure the agent's cost
 	$(BIN)/python -m tests.perf.bench
 
 .PHONY: demo
-demo: venv ## Show the agent at work
-	@echo "The simulated node arrives with the next release; until then '$(BIN)/hpcwatch run' watches this machine."
+demo: venv ## Show the agent at work on a simulated node: http://127.0.0.1:9753
+	@exec $(BIN)/hpcwatch demo
 
 .PHONY: clean
 clean: ## Remove all that these targets make

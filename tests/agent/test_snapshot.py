@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.api import Duration, Event, Kind, Metric, Series, Severity
+from agent.api import Device, Duration, Event, Kind, Metric, Series, Severity
 from agent.snapshot import POINTS_LIMIT, Batch, EvictedError, Snapshot, Store, describe
 
 if TYPE_CHECKING:
@@ -190,6 +190,7 @@ def test_evicted_run_is_stopped_at_whatever_it_touches_next() -> None:
         lambda: batch.event(event),
         lambda: batch.failed("a", "b"),
         lambda: batch.working_on("gpu0"),
+        lambda: batch.device(Device("gpu", "0")),
     ]
     for touch in touches:
         with pytest.raises(EvictedError):
