@@ -42,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status. Never a traceback for the user's mistake."""
     options = _parser().parse_args(arguments)
-    if options.command is _run:
+    if options.command in {_run, _demo}:
         _end_early_on_signals()
     setup = partial(log.setup, options.log_level, options.log_format)
     setup()
@@ -132,6 +132,26 @@ def _run(call: _Invocation) -> int:
         raise ConfigError("outputs.prometheus.web_config", str(mistake)) from mistake
     except ListenError as mistake:
         logger.error("%s; outputs.prometheus.listen sets another address", mistake)  # noqa: TRY400
+        return EXIT_FAILED
+    return leave(status)
+
+
+def _demo(call: _Invocation) -> int:
+    from agent.daemon import ListenError, leave  # noqa: PLC0415 - sockets and servers, when needed
+    from agent.sim import demo  # noqa: PLC0415
+
+    options = call.options
+    if "list" in {options.sku, options.scenario}:
+        _print(demo.sizes_text() if options.sku == "list" else demo.scenarios_text())
+        return EXIT_OK
+    wishes = demo.Wishes(options.sku, options.scenario, options.listen, options.speed)
+    try:
+        status = demo.run(wishes, call.plugins, call.child_setup, _print)
+    except demo.RefusedError as mistake:
+        _complain(f"hpcwatch demo: {mistake}")
+        return EXIT_USAGE
+    except ListenError as mistake:
+        _complain(f"hpcwatch demo: cannot serve on {options.listen}: {mistake}; --listen sets another address")
         return EXIT_FAILED
     return leave(status)
 
@@ -226,6 +246,7 @@ def _parser() -> argparse.ArgumentParser:
     once.add_argument(
         "--collector", action="append", default=[], metavar="NAME", help="only this one, repeatable; on whatever is set"
     )
+    _add_demo(verbs)
     collectors = _verb(verbs, "collectors", _collectors, "list each collector, what it needs and what it found", common)
     collectors.add_argument("--json", action="store_true", help="as JSON")
     metrics = _verb(verbs, "metrics", _metrics, "list every metric", [_logging()])
@@ -233,6 +254,22 @@ def _parser() -> argparse.ArgumentParser:
     config = _verb(verbs, "config", _config, "check the configuration, show it, or write a commented default", common)
     config.add_argument("action", choices=("check", "show", "init"), help="what to do; init and show print to stdout")
     return parser
+
+
+def _add_demo(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    demo = _verb(verbs, "demo", _demo, "watch a simulated node until Ctrl-C; touches nothing of this one", [_logging()])
+    demo.add_argument(
+        "--sku", default="ND96asr_v4", metavar="SIZE", help="VM size, default: %(default)s; list: those there are"
+    )
+    demo.add_argument(
+        "--scenario", default="day", metavar="NAME", help="what happens, default: %(default)s; list: those there are"
+    )
+    demo.add_argument(
+        "--listen", type=_listen, default="127.0.0.1:9753", metavar="ADDR", help="default: %(default)s; port 0: any"
+    )
+    demo.add_argument(
+        "--speed", type=_speed, default=1.0, metavar="X", help="simulated seconds in one, 0.1 to 100, default: 1"
+    )
 
 
 def _verb(
@@ -259,6 +296,26 @@ def _assignment(text: str) -> str:
     if "=" not in text:
         raise argparse.ArgumentTypeError(f"expected KEY=VALUE, such as agent.interval=5s, got {text!r}")
     return text
+
+
+def _listen(text: str) -> str:
+    from agent.address import parse_listen  # noqa: PLC0415 - one verb's option
+
+    try:
+        parse_listen(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _speed(text: str) -> float:
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0.1 <= speed <= 100:  # noqa: PLR2004 - as the help says; nan is no speed either
+        raise argparse.ArgumentTypeError(f"expected a number from 0.1 to 100, got {text!r}")
+    return speed
 
 
 def _common(log_level: str = "warning") -> list[_Parser]:

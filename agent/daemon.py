@@ -41,12 +41,19 @@ class ListenError(Exception):
 class Daemon:
     """Serves one engine until SIGTERM or SIGINT. `read_settings` reads the configuration again for SIGHUP.
 
+    `on_serving` is called once with the address and the port as soon as there are answers.
     The main thread never touches hardware and never waits for anything but its selector.
     """
 
-    def __init__(self, engine: Engine, read_settings: Callable[[], Settings]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        read_settings: Callable[[], Settings],
+        on_serving: Callable[[str, int], None] = lambda _host, _port: None,
+    ) -> None:
         self._engine = engine
         self._read_settings = read_settings
+        self._on_serving = on_serving
         self._at_start = _fixed_at_start(engine.settings)
         self._notifier = Notifier()
         self._selector = selectors.DefaultSelector()
@@ -63,8 +70,9 @@ class Daemon:
         """Serve; return the exit status. Raises ListenError when the port is taken, WebConfigError for a web config."""
         self._take_signals()  # first: who sees the port may send one at once
         try:
-            self._listen()
+            host, port = self._listen()
             self._engine.start()
+            self._on_serving(host, port)
             self._notifier.ready(f"serving on {self._engine.settings.prometheus.listen}")
             while not self._stop:
                 self._turn()
@@ -72,7 +80,7 @@ class Daemon:
             self._shut_down()
         return 0
 
-    def _listen(self) -> None:
+    def _listen(self) -> tuple[str, int]:
         prometheus, agent = self._engine.settings.prometheus, self._engine.settings.agent
         web = WebConfig(Path(prometheus.web_config)) if prometheus.web_config else None
         app = WebApp(self._engine, self._reload)
@@ -87,6 +95,7 @@ class Daemon:
             self._serve(Server(Path(agent.socket), app))
         except OSError as error:  # commands cannot reach the agent then; monitoring goes on
             log.warning("control socket: %s; going on without it", describe(error))
+        return host, port
 
     def _serve(self, server: Server) -> None:
         self._servers.append(server)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import socket
-from html import escape
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from agent import __version__
 from agent.exposition import OPENMETRICS, TEXT
+from agent.page import EVENTS_MOST as EVENTS_MOST_SHOWN
+from agent.page import HEADERS, Facts, StatusPage
 from agent.server.exchange import Request, Response
 from agent.status import collector_rows
 
@@ -33,6 +34,7 @@ class WebApp:
     def __init__(self, engine: Engine, reload: Callable[[], str]) -> None:
         self._engine = engine
         self._reload = reload
+        self._status_page = StatusPage()
         self._routes: Mapping[str, Callable[[Request], Response]] = {
             "/": self._page,
             "/metrics": self._metrics,
@@ -104,10 +106,22 @@ class WebApp:
         return _json({"events": [event.as_json(with_message=request.trusted) for event in found]})
 
     def _page(self, request: Request) -> Response:
-        rows = collector_rows(self._engine, with_reason=request.trusted)
-        body = "".join(_PAGE_ROW.format(**{key: escape(str(value)) for key, value in row.items()}) for row in rows)
-        page = _PAGE.format(node=escape(socket.gethostname()), version=__version__, rows=body)
-        return Response(HTTPStatus.OK, page.encode("utf-8", "replace"), HTML)
+        engine = self._engine
+        sku = engine.settings.agent.sku
+        running = engine.collectors.items()
+        facts = Facts(
+            node=socket.gethostname(),
+            version=__version__,
+            size="" if sku == "auto" else sku,
+            snapshots=engine.store.latest()[1],
+            owners={metric.name: name for name, (spec, _) in running for metric in spec.collector.metrics},
+            collectors=collector_rows(engine, with_reason=request.trusted),
+            events=engine.ring.latest(EVENTS_MOST_SHOWN),
+            wall_s=engine.clock.wall(),
+            monotonic_s=engine.clock.monotonic(),
+            trusted=request.trusted,
+        )
+        return Response(HTTPStatus.OK, self._status_page.render(facts), HTML, HEADERS)
 
 
 def prefers_openmetrics(accept: str) -> bool:
@@ -152,28 +166,3 @@ def _number(request: Request, name: str) -> int | None:
 
 def _json(content: dict[str, Any], status: HTTPStatus = HTTPStatus.OK) -> Response:
     return Response(status, json.dumps(content).encode("utf-8", "replace") + b"\n", JSON)
-
-
-_PAGE_ROW = (
-    '<tr><th scope="row">{name}</th><td class="{state}">{state}</td><td>{series}</td><td>{age}</td>'
-    "<td>{found} {reason}</td></tr>\n"
-)
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>hpcwatch on {node}</title><style>
-:root {{ color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }}
-body {{ max-width: 60rem; margin: 2rem auto; padding: 0 1rem }}
-table {{ border-collapse: collapse; width: 100% }}
-th, td {{ text-align: left; padding: .35rem .75rem .35rem 0; border-bottom: 1px solid #8884; vertical-align: top }}
-td.ok {{ color: light-dark(#186a2d, #6fdc8c) }} td.failed, td.hung {{ color: light-dark(#b3261e, #ff8a80) }}
-.wide {{ overflow-x: auto }} small {{ opacity: .7 }}
-</style></head><body>
-<h1>{node}</h1>
-<p>hpcwatch {version} · <a href="/metrics">metrics</a> · <a href="/api/v1/status">status</a> ·
-<a href="/api/v1/events">events</a></p>
-<div class="wide"><table>
-<thead><tr><th>Collector</th><th>State</th><th>Series</th><th>Age</th><th>Found</th></tr></thead>
-<tbody>
-{rows}</tbody></table></div>
-</body></html>
-"""

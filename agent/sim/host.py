@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from agent.hw.clocksync import ClockState
+from agent.sim.tree import replace
 
 T = TypeVar("T")
 
@@ -27,6 +28,7 @@ _BLOCK_BYTES = 4096
 SYNCHRONIZED = ClockState(synchronized=True, offset_s=0.000_012, max_error_s=0.002)
 
 # Share of CPU time, in the order of /proc/stat: user nice system idle iowait irq softirq steal guest guest_nice.
+_IDLE = 3
 _CPU_SHARES = (0.70, 0.0, 0.04, 0.25, 0.005, 0.0, 0.005, 0.0, 0.0, 0.0)
 
 
@@ -51,6 +53,11 @@ class SimInterface:
     up: bool = True
     carrier_changes: int = 2
     speed_mbps: int | None = 100_000
+
+    def change_carrier(self, *, up: bool) -> None:
+        """Lose the carrier or gain it again. Nothing where it is so already."""
+        self.carrier_changes += up != self.up
+        self.up = up
 
 
 @dataclass
@@ -86,6 +93,9 @@ class SimHost:
     memory_bytes: int = 900 * GIB
     memory_available_bytes: int = 800 * GIB
     uptime_s: float = 10_000.0
+    booted_at_s: float = _BOOTED_AT_S
+    load: float = 1.0  # how busy the CPUs are now: 1 is three quarters of them
+    worked_s: float | None = None  # time since boot weighted with the load; None: it was 1 all the time
     oom_kills: int = 0
     boot_id: str = "00000000-0000-4000-8000-000000000001"
     clock: ClockState = SYNCHRONIZED
@@ -112,6 +122,8 @@ class SimHost:
 
     def advance(self, seconds: float) -> None:
         """Let time pass on every counter; `write` shows it."""
+        if self.worked_s is not None or self.load != 1:
+            self.worked_s = self._worked_s() + seconds * self.load
         self.uptime_s += seconds
         for disk in self.disks.values():
             disk.read_bytes += int(disk.read_bytes_per_s * seconds)
@@ -126,15 +138,18 @@ class SimHost:
             if name in self.omit:
                 (self.proc / name).unlink(missing_ok=True)
             else:
-                _put(self.proc / name, content)
+                replace(self.proc / name, content)
         self._write_processes()
         for name in self.disks:
             (self.sys / "block" / name).mkdir(parents=True, exist_ok=True)
         for name, interface in self.interfaces.items():
             link = self.sys / "class/net" / name
-            _put(link / "operstate", "up\n" if interface.up else "down\n")
-            _put(link / "carrier_changes", f"{interface.carrier_changes}\n")
-            _put(link / "speed", f"{-1 if interface.speed_mbps is None else interface.speed_mbps}\n")
+            replace(link / "operstate", "up\n" if interface.up else "down\n")
+            replace(link / "carrier", f"{int(interface.up)}\n")
+            replace(link / "carrier_changes", f"{interface.carrier_changes}\n")
+            replace(link / "carrier_up_count", f"{interface.carrier_changes // 2}\n")
+            replace(link / "carrier_down_count", f"{(interface.carrier_changes + 1) // 2}\n")
+            replace(link / "speed", f"{-1 if interface.speed_mbps is None else interface.speed_mbps}\n")
 
     def statvfs(self, path: bytes) -> os.statvfs_result:
         """Answer for a simulated mount; while it is stalled, only when `released` is set."""
@@ -159,8 +174,8 @@ class SimHost:
     def _proc_files(self) -> dict[str, str]:
         return {
             "stat": self._stat(),
-            "loadavg": f"{self.cpus * 0.7:.2f} {self.cpus * 0.6:.2f} {self.cpus * 0.5:.2f} 70/2400 31337\n",
-            "uptime": f"{self.uptime_s:.2f} {self.uptime_s * self.cpus * _CPU_SHARES[3]:.2f}\n",
+            "loadavg": self._loadavg(),
+            "uptime": f"{self.uptime_s:.2f} {self._cpu_times_s()[_IDLE] * self.cpus:.2f}\n",
             "meminfo": self._meminfo(),
             "vmstat": f"nr_free_pages 1\npswpin 0\npswpout 0\npgmajfault 12345\noom_kill {self.oom_kills}\n",
             "diskstats": self._diskstats(),
@@ -176,13 +191,28 @@ class SimHost:
             "sys/kernel/random/boot_id": f"{self.boot_id}\n",
         }
 
+    def _worked_s(self) -> float:
+        return self.uptime_s if self.worked_s is None else self.worked_s
+
+    def _cpu_times_s(self) -> list[float]:
+        """Return what each CPU spent in each of the states since boot: what is not worked is idle."""
+        worked_s = self._worked_s()
+        times = [worked_s * share for share in _CPU_SHARES]
+        times[_IDLE] += self.uptime_s - worked_s
+        return times
+
+    def _loadavg(self) -> str:
+        loads = " ".join(f"{self.cpus * self.load * share:.2f}" for share in (0.7, 0.6, 0.5))
+        return f"{loads} 70/2400 31337\n"
+
     def _stat(self) -> str:
-        core = " ".join(str(int(self.uptime_s * _TICKS_PER_S * share)) for share in _CPU_SHARES)
-        total = " ".join(str(int(self.uptime_s * _TICKS_PER_S * share) * self.cpus) for share in _CPU_SHARES)
+        ticks = [int(seconds * _TICKS_PER_S) for seconds in self._cpu_times_s()]
+        core = " ".join(map(str, ticks))
+        total = " ".join(str(count * self.cpus) for count in ticks)
         cores = "".join(f"cpu{number} {core}\n" for number in range(self.cpus))
         count = int(self.uptime_s)
         return (
-            f"cpu  {total}\n{cores}intr {count * 9000} 0 0\nctxt {count * 20000}\nbtime {_BOOTED_AT_S}\n"
+            f"cpu  {total}\n{cores}intr {count * 9000} 0 0\nctxt {count * 20000}\nbtime {int(self.booted_at_s)}\n"
             f"processes {count * 3}\nprocs_running 70\nprocs_blocked 0\nsoftirq {count} 0 0\n"
         )
 
@@ -266,11 +296,4 @@ class SimHost:
         for pid, process in self.processes.items():
             zeros = " ".join("0" * 17)
             line = f"{pid} ({process.name}) {process.letter} 1 {zeros} {process.started} 0 0\n"
-            _put(self.proc / str(pid) / "stat", line)
-
-
-def _put(path: Path, content: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.new")
-    draft.write_text(content)
-    draft.replace(path)
+            replace(self.proc / str(pid) / "stat", line)

@@ -9,11 +9,14 @@ Texts end in a newline, as the kernel's do. The values are those of ND96asr_v4 n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
+
+from agent.sim import tree
+from agent.sim.pci import CONTROLLER_ETHERNET, CONTROLLER_INFINIBAND, MELLANOX, write_function
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 COUNTER_FILES = (
     "VL15_dropped",
@@ -91,6 +94,7 @@ class Model:
     board_id: str = "MT_0000000223"
     firmware: str = "20.28.4000"
     driver: str = "mlx5_core"
+    pci_device: str = "0x101c"
 
 
 CONNECTX6 = Model()
@@ -100,6 +104,29 @@ ACCELERATED_NETWORKING = Model(
     hca_type="MT4120",
     board_id="MSF0010110035",
     firmware="16.30.1284",
+    pci_device="0x1018",
+)
+CONNECTX7 = Model(
+    rate="400 Gb/sec (4X NDR)",
+    hca_type="MT4129",
+    board_id="MT_0000000838",
+    firmware="28.41.1000",
+    pci_device="0x101e",
+)
+CONNECTX8 = Model(
+    rate="800 Gb/sec (4X XDR)",
+    hca_type="MT4131",
+    board_id="MT_0000001222",
+    firmware="40.45.1200",
+    pci_device="0x101e",
+)
+ACCELERATED_NETWORKING_100 = Model(
+    link_layer="Ethernet",
+    rate="100 Gb/sec (4X EDR)",
+    hca_type="MT4126",
+    board_id="MSF0010110036",
+    firmware="22.36.1020",
+    pci_device="0x101e",
 )
 
 
@@ -120,17 +147,16 @@ def write_hca(
 
     `counters` and `hw_counters` hold texts by file name that differ from the usual ones.
     """
-    function = root / "devices" / f"pci{pci[:7]}" / pci
+    kind = CONTROLLER_INFINIBAND if model.link_layer == "InfiniBand" else CONTROLLER_ETHERNET
+    function = write_function(
+        root, pci, vendor=MELLANOX, device=model.pci_device, kind=kind, numa=numa, driver=model.driver
+    )
     device = function / "infiniband" / name
     device.mkdir(parents=True)
-    _link(root / "class" / "infiniband" / name, device)
-    _link(device / "device", function)
-    driver = root / "bus" / "pci" / "drivers" / model.driver
-    driver.mkdir(parents=True, exist_ok=True)
-    _link(function / "driver", driver)
-    _write(function, {"numa_node": str(numa), "vendor": "0x15b3"})
+    tree.link(root / "class" / "infiniband" / name, device)
+    tree.link(device / "device", function)
     about = {"fw_ver": model.firmware, "board_id": model.board_id, "hca_type": model.hca_type}
-    _write(device, {**about, "node_guid": node_guid, "node_type": "1: CA", "hw_rev": "0"})
+    tree.make(device, {**about, "node_guid": node_guid, "node_type": "1: CA", "hw_rev": "0"})
     for number in range(1, ports + 1):
         _write_port(device / "ports" / str(number), model, counters or {}, hw_counters or {})
     if netdev:
@@ -141,11 +167,11 @@ def write_hca(
 def write_netdev(root: Path, function: Path, name: str, *, port: int = 1, master: Path | None = None) -> Path:
     """Write a network interface of a device; `master` is the interface it is enslaved to. Returns its directory."""
     netdev = function / "net" / name
-    _write(netdev, {"dev_port": str(port - 1)})
-    _link(netdev / "device", function)
-    _link(root / "class" / "net" / name, netdev)
+    tree.make(netdev, {"dev_port": str(port - 1)})
+    tree.link(netdev / "device", function)
+    tree.link(root / "class" / "net" / name, netdev)
     if master is not None:
-        _link(netdev / "master", master)
+        tree.link(netdev / "master", master)
     return netdev
 
 
@@ -155,7 +181,7 @@ def write_netvsc(root: Path, name: str = "eth0") -> Path:
     driver = root / "bus" / "vmbus" / "drivers" / "hv_netvsc"
     driver.mkdir(parents=True, exist_ok=True)
     netdev = write_netdev(root, vmbus, name)
-    _link(vmbus / "driver", driver)
+    tree.link(vmbus / "driver", driver)
     return netdev
 
 
@@ -192,7 +218,7 @@ def port_directory(root: Path, device: str, port: int = 1) -> Path:
 
 def _write_port(port: Path, model: Model, counters: Mapping[str, str], hw_counters: Mapping[str, str]) -> None:
     fabric = model.link_layer == "InfiniBand"
-    _write(
+    tree.make(
         port,
         {
             "state": "4: ACTIVE",
@@ -204,19 +230,5 @@ def _write_port(port: Path, model: Model, counters: Mapping[str, str], hw_counte
             "cap_mask": "0x2651ec48",
         },
     )
-    _write(port / "counters", {**dict.fromkeys(COUNTER_FILES, "0"), **counters})
-    _write(port / "hw_counters", {**dict.fromkeys(HW_COUNTER_FILES, "0"), "lifespan": "10", **hw_counters})
-
-
-def _write(directory: Path, files: Mapping[str, str]) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (directory / name).write_text(f"{text}\n", encoding="utf-8")
-
-
-def _link(link: Path, target: Path) -> None:
-    link.parent.mkdir(parents=True, exist_ok=True)
-    # As the kernel writes it: up to a directory above both, and down to the target's own name.
-    shared = next(parent for parent in (link.parent, *link.parent.parents) if target.parent.is_relative_to(parent))
-    up = Path(*[".."] * len(link.parent.relative_to(shared).parts))
-    link.symlink_to(up / target.relative_to(shared))  # relative, so that a tree can be moved
+    tree.make(port / "counters", {**dict.fromkeys(COUNTER_FILES, "0"), **counters})
+    tree.make(port / "hw_counters", {**dict.fromkeys(HW_COUNTER_FILES, "0"), "lifespan": "10", **hw_counters})

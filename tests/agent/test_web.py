@@ -14,12 +14,13 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from agent import __version__
-from agent.api import Collector, Event, Kind, Lane, Metric, NotPresent, Out, Severity
+from agent.api import Collector, Event, Kind, Lane, Metric, NotPresent, Out, Series, Severity
 from agent.config import Sources, load
 from agent.engine import Engine
 from agent.exposition import OPENMETRICS, TEXT
 from agent.registry import GROUP, Plugin
 from agent.server.exchange import Request, Response
+from agent.snapshot import Snapshot
 from agent.web import WebApp, accepts_gzip, prefers_openmetrics
 
 if TYPE_CHECKING:
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 
 NASTY = "<script>alert('1')</script>&\"{node}\udc80\n"
 LEVEL = Metric("tank_level", Kind.GAUGE, "Level.")
+LOAD = Metric("host_load1", Kind.GAUGE, "Load.")
 
 
 class Tank(Collector):
     name = "tank"
-    metrics = (LEVEL,)
+    metrics = (LEVEL, LOAD)
     needs = "a tank"
 
     def open(self) -> None:
@@ -265,9 +267,30 @@ def test_status_page_escapes_whatever_hardware_and_errors_say(browser: Browser) 
     assert (answer.status, answer.content_type) == (200, "text/html; charset=utf-8")
     page = answer.body.decode()
     assert "<script" not in page
-    assert page.count("&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;&quot;{node}?") == 2
-    assert [name for name in ("tank", "leaking", "dry", "off") if f'<th scope="row">{name}</th>' not in page] == []
-    assert page.count("<tr>") == page.count("</tr>") == 5
+    assert page.count("&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&amp;&quot;{node}?") == 3
+    assert [name for name in ("tank", "leaking", "dry", "off") if f">{name}</th>" not in page] == []
+    assert page.count("<tr ") == page.count("</tr>") == 5
+
+
+def test_status_page_shows_the_values_of_those_that_declared_them(browser: Browser) -> None:
+    load = Series(LOAD, ())
+    for source, value in (("tank", 34.5), ("dry", 66.5)):
+        browser.engine.store.put(Snapshot(source, 1_800_000_000.0, [load], [value]))
+    page = browser.ask("/").body.decode()
+    assert "<dd>34.5</dd>" in page
+    assert "66.5" not in page
+    assert "<dt>Size</dt>" not in page  # not known here
+
+
+def test_status_page_shows_the_newest_events_and_their_text_to_trusted_clients_only(browser: Browser) -> None:
+    record(browser.engine, 25)
+    page = browser.ask("/", trusted=True).body.decode()
+    assert "infiniband mlx5_24<" in page
+    assert "text 24" in page
+    anyones = browser.ask("/")
+    assert "infiniband mlx5_24<" in anyones.body.decode()
+    assert "text 24" not in anyones.body.decode()
+    assert dict(anyones.headers)["Cache-Control"] == "no-store"
 
 
 def record(engine: Engine, count: int, **fields: Any) -> None:

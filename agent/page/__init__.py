@@ -1,0 +1,105 @@
+"""The status page: one look at the node, made on the server from the latest snapshots. No scripts, nothing external."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+from agent.page.collectors import collector_section
+from agent.page.events import EVENTS_MOST, event_section
+from agent.page.gpus import gpu_section
+from agent.page.markup import Html, tag
+from agent.page.node import node_header
+from agent.page.ports import port_section
+from agent.page.readings import read
+from agent.page.traffic import Traffic, holder
+from agent.page.verdict import findings, summary, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.events import Recorded
+    from agent.snapshot import Snapshot
+
+__all__ = ["EVENTS_MOST", "HEADERS", "Facts", "StatusPage"]
+
+REFRESH_S = 10
+STYLE = files(__name__).joinpath("page.css").read_text(encoding="utf-8")
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+# Whatever came through the escaping: nothing is run, nothing is fetched, no other style applies.
+_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'",
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+)
+HEADERS = (
+    ("Content-Security-Policy", "; ".join(_POLICY)),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cache-Control", "no-store"),
+)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """All that the page shows, as of one moment.
+
+    `size`: the VM size, empty when not known. `owners`: the source of each declared metric. `collectors`: rows of
+    `agent.status.collector_rows`. `events`: oldest first. `trusted`: whether the client may see log text. Times in
+    seconds: `wall_s` since the epoch, `monotonic_s` of the clock that never jumps.
+    """
+
+    node: str
+    version: str
+    size: str
+    snapshots: Mapping[str, Snapshot]
+    owners: Mapping[str, str]
+    collectors: Sequence[Mapping[str, Any]]
+    events: Sequence[Recorded]
+    wall_s: float
+    monotonic_s: float
+    trusted: bool
+
+
+class StatusPage:
+    """Renders the page, and remembers of the one before what rates need. Any thread may call."""
+
+    def __init__(self) -> None:
+        self._traffic = Traffic()
+
+    def render(self, facts: Facts) -> bytes:
+        """Return the page as UTF-8. Whatever is missing is left out or shown as a dash."""
+        readings = read(facts.snapshots, facts.owners)
+        names = {str(row["name"]) for row in facts.collectors}
+        times = [snapshot.taken_at for source, snapshot in facts.snapshots.items() if source in names]
+        found = findings(readings, facts.collectors, facts.wall_s)
+        rates = self._traffic.rates(holder(facts.snapshots, facts.owners), facts.wall_s, facts.monotonic_s)
+        _, words = summary(found, anything_seen=bool(times))
+        body = tag(
+            "main",
+            node_header(
+                facts.node,
+                readings,
+                size=facts.size,
+                version=facts.version,
+                taken_s=max(times, default=None),
+                now_s=facts.wall_s,
+            ),
+            verdict(found, anything_seen=bool(times)),
+            gpu_section(readings, facts.wall_s),
+            port_section(readings, rates),
+            event_section(facts.events, facts.wall_s, with_message=facts.trusted),
+            collector_section(facts.collectors),
+        )
+        return _document(f"{words} - {facts.node}", body).encode()
+
+
+def _document(title: str, body: Html) -> str:
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="refresh" content="{REFRESH_S}"><meta name="color-scheme" content="light dark">'
+        f"{tag('title', title)}<style>{STYLE}</style></head><body>{body}</body></html>\n"
+    )

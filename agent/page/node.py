@@ -1,0 +1,46 @@
+"""The node in one line: what it is, what runs on it, and from when the values are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.page.markup import Html, join, small, tag
+from agent.page.quantities import ago, clock, memory_of, number, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.page.readings import Readings
+
+LINKS = (("/metrics", "metrics"), ("/api/v1/status", "status"), ("/api/v1/events", "events"))
+
+
+def node_header(name: str, facts: Readings, *, size: str, version: str, taken_s: float | None, now_s: float) -> Html:
+    """Return the head of the page. `taken_s`: wall time of the newest values, None when there are none yet."""
+    links = join(*(tag("a", word, href=path) for path, word in LINKS), between=" ")
+    told = [*_facts(facts, size)]
+    told.append(("Agent", f"hpcwatch {version}"))
+    told.append(("Values", "none yet" if taken_s is None else f"{clock(taken_s, now_s)} UTC, {ago(taken_s, now_s)}"))
+    pairs = (tag("div", tag("dt", title), tag("dd", value)) for title, value in told)
+    return tag("header", tag("h1", name), tag("nav", small(links)), tag("dl", *pairs))
+
+
+def _facts(facts: Readings, size: str) -> Iterator[tuple[str, str]]:
+    if size:
+        yield "Size", size
+    for title, metric, label in (
+        ("Kernel", "host_uname_info", "release"),
+        ("Driver", "gpu_driver_info", "driver_version"),
+    ):
+        value = facts.info(metric, label)
+        if value:
+            yield title, value
+    uptime = facts.value("host_uptime_seconds")
+    if uptime is not None:
+        yield "Up", span(uptime)
+    load, cpus = facts.value("host_load1"), facts.value("host_cpus_online")
+    if load is not None:
+        yield "Load", f"{load:.1f}" if cpus is None else f"{load:.1f} on {number(cpus)} CPUs"
+    total, available = facts.value("host_memory_total_bytes"), facts.value("host_memory_available_bytes")
+    if total is not None and available is not None:
+        yield "Memory", memory_of(total - available, total)

@@ -1,0 +1,263 @@
+"""What is read of a GPU, and what becomes of the answers: one line per question.
+
+A fast reading is repeated at every run, a slow one every `slow_interval`. Fields come in one call for all of them;
+the readings that stand in for a field are used only on a GPU that does not have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from agent.hw.nvml import calls
+from collectors.gpu import metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from agent.api import Metric, Value
+    from agent.hw.nvml.calls import Call
+
+    Key = tuple[Metric, tuple[str, ...]]  # the labels without `gpu` and `uuid`
+    Points = Sequence[tuple[Key, Value]]
+
+ALL_LINKS = 0xFFFFFFFF  # scope of the NVLink fields
+ACTIONS = (  # nvmlDeviceGpuRecoveryAction_t
+    "none",
+    "gpu_reset",
+    "node_reboot",
+    "drain_p2p",
+    "drain_and_reset",
+    "recover_imex_domain",
+    "bus_reset",
+    "system_reboot",
+)
+EVENT_REASONS = (  # nvmlClocksEventReason*, from bit 0
+    "gpu_idle",
+    "applications_clocks",
+    "sw_power_cap",
+    "hw_slowdown",
+    "sync_boost",
+    "sw_thermal",
+    "hw_thermal",
+    "hw_power_brake",
+    "display_clock",
+)
+_POLICIES = ("power", "thermal", "sync_boost", "board_limit", "low_utilization", "reliability")
+_ACTIONS_LIMIT = 64  # no enumeration of a driver is as long
+_PERFORMANCE_STATE_UNKNOWN = 32  # NVML_PSTATE_UNKNOWN
+_BRANDS = {  # nvmlBrandType_t
+    1: "quadro",
+    2: "tesla",
+    3: "nvs",
+    4: "grid",
+    5: "geforce",
+    6: "titan",
+    7: "nvidia_vapps",
+    8: "nvidia_vpc",
+    9: "nvidia_vcs",
+    10: "nvidia_vws",
+    11: "nvidia_cloud_gaming",
+    12: "quadro_rtx",
+    13: "nvidia_rtx",
+    14: "nvidia",
+    15: "geforce_rtx",
+    16: "titan_rtx",
+}
+_ARCHITECTURES = {  # nvmlDeviceArchitecture_t
+    2: "kepler",
+    3: "maxwell",
+    4: "pascal",
+    5: "volta",
+    6: "turing",
+    7: "ampere",
+    8: "ada",
+    9: "hopper",
+    10: "blackwell",
+    13: "rubin",
+}
+
+
+class ImplausibleError(Exception):
+    """An answer that cannot be true. `metric` is what it was for."""
+
+    def __init__(self, metric: Metric) -> None:
+        super().__init__(metric.name)
+        self.metric = metric
+
+
+@dataclass(frozen=True, eq=False)  # made once, below, so identity is equality
+class Field:
+    """One field of the batch: NVML's id and scope, and the points that its value makes."""
+
+    name: str
+    id: int
+    points: Callable[[Value], Points]
+    scope: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One question, put by the first of these calls that the GPU supports, and the points that the answer makes."""
+
+    name: str
+    calls: tuple[Call[Any], ...]
+    points: Callable[[Any], Points]
+    instead_of: Field | None = None  # asked only when the GPU lacks this field
+
+
+def _key(metric: Metric, *labels: str) -> Key:
+    return metric, labels
+
+
+def _plain(metric: Metric, *labels: str) -> Callable[[Value], Points]:
+    key = _key(metric, *labels)
+    return lambda value: ((key, value),)
+
+
+def _times(factor: int, metric: Metric, *labels: str) -> Callable[[Value], Points]:
+    key = _key(metric, *labels)
+    return lambda value: ((key, value * factor),)
+
+
+def _divided(divisor: int, metric: Metric, *labels: str) -> Callable[[Value], Points]:
+    key = _key(metric, *labels)
+    return lambda value: ((key, value / divisor),)
+
+
+def _sensor(points: Callable[[Value], Points]) -> Callable[[Value], Points]:
+    """Take 0 for a sensor that does not exist: then there are no points."""
+    return lambda value: points(value) if value else ()
+
+
+def _recovery(value: Value) -> Points:
+    if not 0 <= value < _ACTIONS_LIMIT:
+        raise ImplausibleError(metrics.RECOVERY_ACTION)
+    points = [((metrics.RECOVERY_ACTION, (action,)), int(value == n)) for n, action in enumerate(ACTIONS)]
+    if value >= len(ACTIONS):
+        points.append(((metrics.RECOVERY_ACTION, (f"action_{value:g}",)), 1))
+    return points
+
+
+def _utilization(answer: tuple[int, int]) -> Points:
+    gpu, memory = answer
+    return ((metrics.UTILIZATION, ()), gpu / 100), ((metrics.MEMORY_UTILIZATION, ()), memory / 100)
+
+
+def _memory(answer: tuple[int, int | None, int, int]) -> Points:
+    total, reserved, free, used = answer
+    points = [((metrics.MEMORY_TOTAL, ()), total), ((metrics.MEMORY_USED, ()), used), ((metrics.MEMORY_FREE, ()), free)]
+    return points if reserved is None else [*points, ((metrics.MEMORY_RESERVED, ()), reserved)]
+
+
+def _power_range(answer: tuple[int, int]) -> Points:
+    return [
+        ((metrics.POWER_LIMIT, (kind,)), limit / 1000)
+        for kind, limit in zip(("min", "max"), answer, strict=True)
+        if limit
+    ]
+
+
+def _modes(answer: tuple[int, int]) -> Points:
+    return [((metrics.ECC_MODE, (state,)), mode) for state, mode in zip(("current", "pending"), answer, strict=True)]
+
+
+def _remapped(answer: tuple[int, int, int, int]) -> Points:
+    correctable, uncorrectable, pending, failure = answer
+    return (
+        ((metrics.REMAPPED_ROWS, ("correctable",)), correctable),
+        ((metrics.REMAPPED_ROWS, ("uncorrectable",)), uncorrectable),
+        ((metrics.REMAP_PENDING, ()), pending),
+        ((metrics.REMAP_FAILURE, ()), failure),
+    )
+
+
+def _performance_state(answer: int) -> Points:
+    return () if answer == _PERFORMANCE_STATE_UNKNOWN else (((metrics.PERFORMANCE_STATE, ()), answer),)
+
+
+POWER_FIELD = Field("power", 186, _sensor(_divided(1000, metrics.POWER, "gpu")), 0)
+ENERGY_FIELD = Field("energy", 83, _divided(1000, metrics.ENERGY))
+REPLAYS_FIELD = Field("PCIe replays", 94, _plain(metrics.PCIE_REPLAYS))
+REMAPPED_FIELD = Field("remapped rows", 142, _plain(metrics.REMAPPED_ROWS, "correctable"))
+
+FAST_FIELDS = (
+    *(
+        Field(f"throttle time, {policy}", 74 + number, _divided(1_000_000_000, metrics.THROTTLE, policy))
+        for number, policy in enumerate(_POLICIES)
+    ),
+    POWER_FIELD,
+    Field("power of the module", 186, _sensor(_divided(1000, metrics.POWER, "module")), 1),
+    Field("power of the memory", 186, _sensor(_divided(1000, metrics.POWER, "memory")), 2),
+    Field("average power", 185, _sensor(_divided(1000, metrics.POWER_AVERAGE))),
+    Field("memory temperature", 82, _sensor(_plain(metrics.TEMPERATURE, "memory"))),
+    ENERGY_FIELD,
+    REPLAYS_FIELD,
+    Field("NVLink bytes, tx data", 138, _times(1024, metrics.NVLINK_BYTES, "tx", "data"), ALL_LINKS),
+    Field("NVLink bytes, rx data", 139, _times(1024, metrics.NVLINK_BYTES, "rx", "data"), ALL_LINKS),
+    Field("NVLink bytes, tx raw", 140, _times(1024, metrics.NVLINK_BYTES, "tx", "raw"), ALL_LINKS),
+    Field("NVLink bytes, rx raw", 141, _times(1024, metrics.NVLINK_BYTES, "rx", "raw"), ALL_LINKS),
+    REMAPPED_FIELD,
+    Field("remapped rows", 143, _plain(metrics.REMAPPED_ROWS, "uncorrectable")),
+    Field("remapped rows", 144, _plain(metrics.REMAP_PENDING)),
+    Field("remapped rows", 145, _plain(metrics.REMAP_FAILURE)),
+    Field("recovery action", 230, _recovery),
+)
+ECC_FIELDS = {
+    (error, lifetime): Field(f"ECC errors, {error} {lifetime}", 3 + number, _plain(metrics.ECC_ERRORS, error, lifetime))
+    for number, (lifetime, error) in enumerate(
+        (lifetime, error) for lifetime in ("volatile", "aggregate") for error in ("corrected", "uncorrected")
+    )
+}
+SLOW_FIELDS = tuple(ECC_FIELDS.values())
+
+# The first two also tell whether the GPU answers at all.
+TEMPERATURE = Reading("temperature", (calls.TEMPERATURE, calls.TEMPERATURE_V), _plain(metrics.TEMPERATURE, "gpu"))
+UTILIZATION = Reading("utilization", (calls.UTILIZATION,), _utilization)
+FAST = (
+    Reading("memory", (calls.MEMORY_V2, calls.MEMORY_V1), _memory),
+    *(
+        Reading(f"{domain} clock", (call,), _times(1_000_000, metrics.CLOCK, domain))
+        for domain, call in calls.CLOCKS.items()
+    ),
+    Reading("power", (calls.POWER,), _sensor(_divided(1000, metrics.POWER, "gpu")), POWER_FIELD),
+    Reading("energy", (calls.ENERGY,), _divided(1000, metrics.ENERGY), ENERGY_FIELD),
+    Reading("PCIe replays", (calls.PCIE_REPLAYS,), _plain(metrics.PCIE_REPLAYS), REPLAYS_FIELD),
+    Reading("remapped rows", (calls.REMAPPED_ROWS,), _remapped, REMAPPED_FIELD),
+)
+SLOW = (
+    Reading("power limits", (calls.POWER_LIMIT_RANGE,), _power_range),
+    *(
+        Reading(f"{kind} power limit", (call,), _sensor(_divided(1000, metrics.POWER_LIMIT, kind)))
+        for kind, call in (
+            ("enforced", calls.POWER_LIMIT_ENFORCED),
+            ("requested", calls.POWER_LIMIT_REQUESTED),
+            ("default", calls.POWER_LIMIT_DEFAULT),
+        )
+    ),
+    *(
+        Reading(f"highest {domain} clock", (call,), _sensor(_times(1_000_000, metrics.CLOCK_MAX, domain)))
+        for domain, call in calls.MAX_CLOCKS.items()
+    ),
+    Reading("ECC mode", (calls.ECC_MODE,), _modes),
+    *(
+        Reading(f"ECC errors, {' '.join(key)}", (call,), _plain(metrics.ECC_ERRORS, *key), ECC_FIELDS[key])
+        for key, call in calls.ECC_TOTALS.items()
+    ),
+    Reading("PCIe generation", (calls.PCIE_GENERATION,), _sensor(_plain(metrics.PCIE_GENERATION))),
+    Reading("PCIe width", (calls.PCIE_WIDTH,), _sensor(_plain(metrics.PCIE_WIDTH))),
+    Reading("highest PCIe generation", (calls.PCIE_MAX_GENERATION,), _sensor(_plain(metrics.PCIE_MAX_GENERATION))),
+    Reading("highest PCIe width", (calls.PCIE_MAX_WIDTH,), _sensor(_plain(metrics.PCIE_MAX_WIDTH))),
+    Reading("persistence mode", (calls.PERSISTENCE_MODE,), _plain(metrics.PERSISTENCE_MODE)),
+    Reading("performance state", (calls.PERFORMANCE_STATE,), _performance_state),
+)
+# The labels of gpu_info after `gpu` and `uuid`, but for the address, in the order that the metric declares.
+IDENTITY: dict[str, tuple[Call[Any], Callable[[Any], str]]] = {
+    "name": (calls.NAME, str),
+    "serial": (calls.SERIAL, str),
+    "minor": (calls.MINOR, str),
+    "vbios_version": (calls.VBIOS_VERSION, str),
+    "brand": (calls.BRAND, lambda number: _BRANDS.get(number, "")),
+    "architecture": (calls.ARCHITECTURE, lambda number: _ARCHITECTURES.get(number, "")),
+    "compute_capability": (calls.COMPUTE_CAPABILITY, lambda version: f"{version[0]}.{version[1]}"),
+}
