@@ -50,7 +50,7 @@ class Sources:
 
 # What this version does not have and later ones will: a configuration for both may name it, unless it wants it on.
 LATER = {
-    "collectors": ("azure", "gpu", "kernel", "link_flap", "logs", "workload"),
+    "collectors": ("azure", "link_flap", "logs", "workload"),
     "outputs": ("azure_custom_metrics", "azure_logs", "azure_monitor", "remote_write"),
 }
 

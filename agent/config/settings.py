@@ -66,7 +66,7 @@ class AgentSettings:
     kmsg: str = field(
         default="/dev/kmsg",
         metadata={
-            "help": "Kernel log: the device, a FIFO, or a file of records in its format. Nothing reads it yet.",
+            "help": "Kernel log: the device, a FIFO, or a file of records in its format.",
             "path": True,
         },
     )

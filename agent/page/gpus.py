@@ -84,14 +84,14 @@ def xids(gpu: Readings) -> list[Xid]:
 
 
 def troubles(gpu: Readings) -> Iterator[tuple[Grade, str]]:
-    """Say what is wrong with a GPU that answers, its XIDs aside."""
+    """Say what is wrong with a GPU that answers, worst first, its XIDs aside."""
     if gpu.is_on("gpu_row_remap_failure"):
         yield Grade.BAD, "row remapping failed"
-    if gpu.is_on("gpu_row_remap_pending"):
-        yield Grade.WARNING, "row remap needs a reset"
     for action in gpu.active("gpu_recovery_action", "action"):
         if action != "none":
             yield Grade.BAD, f"driver asks for {action.replace('_', ' ')}"
+    if gpu.is_on("gpu_row_remap_pending"):
+        yield Grade.WARNING, "row remap needs a reset"
     uncorrected = gpu.value("gpu_ecc_errors_all_total", type="uncorrected", lifetime="volatile")
     if uncorrected:
         yield Grade.WARNING, f"ECC: {number(uncorrected)} uncorrected"

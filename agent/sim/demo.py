@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import signal
 import tempfile
@@ -48,6 +49,7 @@ _PACE = {
     "gpu": {"interval": "2s", "slow_interval": "10s"},
 }
 _FOLDER_TRIES = 5
+_MEMORY = "/dev/shm"  # noqa: S108 - only a directory made safely below it is used
 
 log = logging.getLogger("demo")
 
@@ -226,7 +228,9 @@ def _devices(size: str) -> str:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    folder = Path(tempfile.mkdtemp(prefix="hpcwatch-demo-"))
+    # In memory where that is possible and not decided otherwise: hundreds of files change every second.
+    memory = None if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK) else _MEMORY
+    folder = Path(tempfile.mkdtemp(prefix="hpcwatch-demo-", dir=memory))
     try:
         yield folder
     finally:

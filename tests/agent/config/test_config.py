@@ -262,12 +262,12 @@ def test_what_this_version_does_not_have_cannot_be_switched_on(tmp_path: Path, w
 
 def test_what_later_versions_have_may_stand_there_switched_off(tmp_path: Path) -> None:
     (tmp_path / "later.yaml").write_text(
-        "collectors: {azure: {enabled: false, imds: x}, kernel: {enabled: auto}}\n"
+        "collectors: {azure: {enabled: false, imds: x}, logs: {enabled: auto}}\n"
         "outputs: {azure_monitor: {enabled: false, connection_string: null}}\n"
     )
     sources = Sources(files=[str(tmp_path / "later.yaml")], directory="/nonexistent")
     settings = load(sources, collector_names=["host"], output_names=[])
-    assert settings.later == ("collectors.azure", "collectors.kernel", "outputs.azure_monitor")
+    assert settings.later == ("collectors.azure", "collectors.logs", "outputs.azure_monitor")
     assert list(settings.collectors) == ["host"]
 
 

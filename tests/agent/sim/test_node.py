@@ -27,7 +27,6 @@ QUARTER = "NC36ds_xl_RTXPRO6000BSE_v6"
 WITH_GPUS = [name for name, machine in MACHINES.items() if machine.gpu is not None]
 WHOLE_GPUS = [name for name in WITH_GPUS if name != QUARTER]
 WITH_FABRIC = [ND, "ND96isr_H200_v5", "ND128isr_GB300_v6", "HB176rs_v4"]
-GPU_IS_LOST, NOT_SUPPORTED = 15, 3
 RECORD = re.compile(r"(\d+),(\d+),(\d+),-;[ -~]+")
 LINE = re.compile(r"\[\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\] .+")
 TRAFFIC = "counters/port_xmit_data"

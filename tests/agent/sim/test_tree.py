@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import pytest
@@ -42,21 +43,22 @@ def test_a_reader_in_between_sees_the_old_text_or_the_new_one(
 ) -> None:
     """An adapter that is reset counts from 0: in a torn text, the 0 would have the end of the old number behind it."""
     tree.rewrite(attribute, old)
-    seen = []
-    for name in ("pwrite", "ftruncate"):
+    seen = [(len(old) + 1, old)]
 
-        def call(descriptor: int, *arguments: object, call: Callable[..., object] = getattr(os, name)) -> object:
+    def watched(call: Callable[..., object]) -> Callable[..., object]:
+        def watch(descriptor: int, *arguments: object) -> object:
             outcome = call(descriptor, *arguments)
             seen.append((os.fstat(descriptor).st_size, attribute.read_text().rstrip("\n")))
             return outcome
 
-        monkeypatch.setattr(os, name, call)
+        return watch
+
+    for name in ("pwrite", "ftruncate"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
     tree.rewrite(attribute, new)
     assert {text for _, text in seen} == {old, new}
-    sizes = [len(old) + 1, *(size for size, _ in seen)]
-    texts = [old, *(text for _, text in seen)]
-    changes = zip(zip(sizes, sizes[1:]), zip(texts, texts[1:]))  # noqa: B905 - each with the next
-    assert all(size[0] == size[1] or text[0] == text[1] for size, text in changes)
+    for (size, text), (next_size, next_text) in pairwise(seen):
+        assert size == next_size or text == next_text
 
 
 def test_an_attribute_that_is_not_there_is_not_made(tmp_path: Path) -> None:

@@ -1,0 +1,647 @@
+"""Claims about the gpu collector when something is wrong: one GPU costs itself, one call costs its own values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.api import NotPresent, Outdated, Severity, VmSize
+from collectors.gpu import metrics
+from tests.collectors.gpunode import NO_LIBRARY, GpuNode, by_gpu, labels_of, names_of, select, untouched_binding, value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from agent.sim.harness import Result
+
+LOST, RESET_REQUIRED, UNKNOWN, NO_PERMISSION, TIMEOUT, NOT_FOUND = 15, 16, 999, 4, 10, 6
+BY_INDEX = "nvmlDeviceGetHandleByIndex_v2"
+ALL_BUT_2 = {"0": 1, "1": 1, "2": 0, "3": 1}
+METRICS_OF_A_GPU = sum("uuid" in metric.labels for metric in metrics.METRICS) - 1  # gpu_error is for others
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[GpuNode]:
+    with untouched_binding():
+        made = GpuNode(tmp_path, gpus=4)
+        made.install()
+        yield made
+
+
+def reasons(result: Result) -> dict[str, str]:
+    return {labels_of(s)["gpu"]: labels_of(s)["reason"] for s, v in select(result, "gpu_error").items() if v == 1}
+
+
+def kinds(result: Result) -> list[tuple[str, str]]:
+    return [(event.kind, event.device) for event in result.events]
+
+
+def assert_only_gpu_2_is_down(node: GpuNode, result: Result, reason: str) -> None:
+    assert by_gpu(result, "gpu_up") == ALL_BUT_2
+    assert reasons(result) == {"2": reason}
+    assert value(result, "gpu_up", gpu="2", uuid=node.uuid(2)) == 0
+    assert names_of(result, "2") == {"gpu_up", "gpu_error"}
+    for gpu in ("0", "1", "3"):
+        assert len(names_of(result, gpu)) == METRICS_OF_A_GPU
+
+
+# One GPU
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(LOST, "gpu_lost"), (RESET_REQUIRED, "reset_required"), (UNKNOWN, "unknown"), (TIMEOUT, "timeout")],
+)
+def test_a_gpu_whose_calls_fail_costs_only_itself_and_comes_back(node: GpuNode, code: int, reason: str) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.2.return.*": code})
+    result = node.tick(probe)
+    assert_only_gpu_2_is_down(node, result, reason)
+    assert kinds(result) == [("gpu_lost", "2")]
+    assert [what for what, _ in result.failures] == ["GPU 2"]
+    assert kinds(node.tick(probe)) == []
+    node.change({"gpu.2.return.*": None})
+    result = node.tick(probe)
+    assert kinds(result) == [("gpu_recovered", "2")]
+    assert set(by_gpu(result, "gpu_up").values()) == {1}
+    assert reasons(result) == {}
+    assert len(names_of(result, "2")) == METRICS_OF_A_GPU
+
+
+@pytest.mark.parametrize(
+    "function", ["nvmlDeviceGetUtilizationRates", "nvmlDeviceGetClockInfo", "nvmlDeviceGetFieldValues"]
+)
+def test_one_call_that_says_lost_is_enough(node: GpuNode, function: str) -> None:
+    node.change({f"gpu.2.return.{function}": LOST})
+    assert_only_gpu_2_is_down(node, node.probe().collect(), "gpu_lost")
+
+
+def test_a_field_that_says_lost_is_enough(node: GpuNode) -> None:
+    node.change({"gpu.2.field.83": f"ret:{LOST}"})
+    assert_only_gpu_2_is_down(node, node.probe().collect(), "gpu_lost")
+
+
+def test_the_events_of_a_loss_say_which_gpu_and_why(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.2.return.*": LOST})
+    (lost,) = node.tick(probe).events
+    assert (lost.severity, lost.component) == (Severity.CRITICAL, "gpu")
+    assert lost.labels == {"gpu": "2", "uuid": node.uuid(2), "cause": "gpu_lost"}
+    node.change({"gpu.2.return.*": None})
+    (recovered,) = node.tick(probe).events
+    assert (recovered.severity, recovered.component) == (Severity.INFO, "gpu")
+    assert recovered.labels == {"gpu": "2", "uuid": node.uuid(2)}
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        *[(LOST, "gpu_lost"), (UNKNOWN, "unknown"), (NO_PERMISSION, "no_permission"), (NOT_FOUND, "gpu_lost")],
+        (RESET_REQUIRED, "reset_required"),
+    ],
+)
+def test_a_gpu_whose_handle_is_refused_from_the_start_has_its_uuid_from_the_kernel_module(
+    node: GpuNode, code: int, reason: str
+) -> None:
+    node.load_module()
+    node.change({f"gpu.2.return.{BY_INDEX}": code})
+    result = node.probe().collect()
+    assert_only_gpu_2_is_down(node, result, reason)
+    assert kinds(result) == [("gpu_lost", "2")]
+    assert result.devices[2].address == node.address(2)
+
+
+def test_a_gpu_that_nobody_can_name_is_shown_by_its_index(node: GpuNode) -> None:
+    node.change({f"gpu.2.return.{BY_INDEX}": LOST})
+    probe = node.probe()
+    result = probe.collect()
+    assert value(result, "gpu_up", gpu="2", uuid="") == 0
+    node.change({f"gpu.2.return.{BY_INDEX}": None})
+    result = node.tick(probe, 15)
+    assert select(result, "gpu_up", uuid="") == {}
+    assert value(result, "gpu_up", gpu="2", uuid=node.uuid(2)) == 1
+    assert kinds(result) == [("gpu_recovered", "2")]
+
+
+def test_a_handle_that_is_refused_later_is_noticed_and_so_is_its_return(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({f"gpu.2.return.{BY_INDEX}": UNKNOWN})
+    assert_only_gpu_2_is_down(node, node.tick(probe, 60), "unknown")
+    node.change({f"gpu.2.return.{BY_INDEX}": None})
+    assert set(by_gpu(node.tick(probe, 15), "gpu_up").values()) == {1}
+
+
+def test_a_uuid_that_is_no_text_costs_one_gpu(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"gpu.2.garbage.nvmlDeviceGetUUID": 1})
+    assert_only_gpu_2_is_down(node, node.probe().collect(), "unknown")
+
+
+def test_temperature_alone_or_utilisation_alone_is_a_sign_of_life(node: GpuNode) -> None:
+    node.change(
+        {"gpu.1.return.nvmlDeviceGetTemperature": UNKNOWN, "gpu.2.return.nvmlDeviceGetUtilizationRates": UNKNOWN}
+    )
+    result = node.probe().collect()
+    assert set(by_gpu(result, "gpu_up").values()) == {1}
+    assert sorted(what for what, _ in result.failures) == ["GPU 1 temperature", "GPU 2 utilization"]
+
+
+def test_a_refusal_is_an_answer_too(node: GpuNode) -> None:
+    node.change({"gpu.1.temperature": None, "gpu.1.utilization": None})
+    node.change({f"gpu.2.return.nvmlDeviceGet{name}": NO_PERMISSION for name in ("Temperature", "UtilizationRates")})
+    assert set(by_gpu(node.probe().collect(), "gpu_up").values()) == {1}
+
+
+def test_a_call_that_fails_is_retried_and_costs_its_own_values(node: GpuNode) -> None:
+    node.change({"gpu.2.return.nvmlDeviceGetMemoryInfo_v2": UNKNOWN, "gpu.2.field.83": "ret:27"})
+    probe = node.probe()
+    result = probe.collect()
+    assert len(names_of(result, "2")) == METRICS_OF_A_GPU - 5
+    assert value(result, "gpu_up", gpu="2") == 1
+    assert sorted(what for what, _ in result.failures) == ["GPU 2 energy", "GPU 2 memory"]
+    node.change({"gpu.2.return.nvmlDeviceGetMemoryInfo_v2": None, "gpu.2.field.83": "ull:1000"})
+    result = node.tick(probe)
+    assert len(names_of(result, "2")) == METRICS_OF_A_GPU
+    assert result.failures == []
+
+
+def test_a_link_that_cannot_be_read_makes_the_number_of_active_ones_unknown(node: GpuNode) -> None:
+    node.change({"gpu.2.return.nvmlDeviceGetNvLinkState": UNKNOWN})
+    result = node.probe().collect()
+    assert set(by_gpu(result, "gpu_nvlink_active_links")) == {"0", "1", "3"}
+    assert [what for what, _ in result.failures] == ["GPU 2 NVLink 0"]
+
+
+def test_identity_that_cannot_be_read_again_stays_as_it_was(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.2.return.nvmlDeviceGetSerial": UNKNOWN})
+    result = node.tick(probe, 60)
+    assert value(result, "gpu_info", gpu="2", serial="1560821000002") == 1
+    assert [what for what, _ in result.failures] == ["GPU 2 serial"]
+
+
+# GPUs that vanish
+
+
+def test_a_gpu_that_is_no_longer_listed_is_lost_and_the_others_keep_their_labels(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.1.absent": 1})
+    result = node.tick(probe)
+    assert by_gpu(result, "gpu_up") == {"0": 1, "1": 0, "2": 1, "3": 1}
+    assert reasons(result) == {"1": "gpu_lost"}
+    assert kinds(result) == [("gpu_lost", "1")]
+    for gpu in (0, 2, 3):
+        assert value(result, "gpu_temperature_celsius", gpu=str(gpu), uuid=node.uuid(gpu), sensor="gpu") == 45 + gpu
+    assert value(result, "gpu_count", source="nvml") == 3
+    assert value(result, "gpu_expected_count") == 4
+    assert kinds(node.tick(probe, 60)) == []
+    node.change({"gpu.1.absent": None})
+    result = node.tick(probe)
+    assert set(by_gpu(result, "gpu_up").values()) == {1}
+    assert kinds(result) == [("gpu_recovered", "1")]
+
+
+def test_labels_stay_in_a_new_process_and_begin_anew_in_a_new_run(node: GpuNode) -> None:
+    node.probe().collect()
+    node.change({"gpu.1.absent": 1})
+    result = node.probe().collect()
+    assert kinds(result) == [("gpu_lost", "1")]
+    assert value(result, "gpu_up", gpu="3", uuid=node.uuid(3)) == 1
+    assert kinds(node.probe().collect()) == []
+    result = node.probe(run_id="restarted").collect()
+    assert by_gpu(result, "gpu_up") == {"0": 1, "1": 1, "2": 1}
+    assert value(result, "gpu_up", gpu="2", uuid=node.uuid(3)) == 1
+
+
+def test_a_loss_that_one_process_told_is_not_told_by_the_next(node: GpuNode) -> None:
+    node.change({"gpu.2.return.*": LOST})
+    assert kinds(node.probe().collect()) == [("gpu_lost", "2")]
+    assert kinds(node.probe().collect()) == []
+    node.change({"gpu.2.return.*": None})
+    assert kinds(node.probe().collect()) == [("gpu_recovered", "2")]
+
+
+def test_a_gpu_that_only_the_kernel_module_knows_is_shown_by_its_uuid(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"gpu.3.absent": 1})
+    result = node.probe().collect()
+    assert value(result, "gpu_up", gpu="", uuid=node.uuid(3)) == 0
+    assert value(result, "gpu_error", gpu="", uuid=node.uuid(3), reason="gpu_lost") == 1
+    assert value(result, "gpu_count", source="proc") == 4
+    assert value(result, "gpu_count", source="nvml") == 3
+
+
+def test_a_gpu_that_nvml_lists_later_gets_its_label_then(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"gpu.3.absent": 1})
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.3.absent": None})
+    result = node.tick(probe)
+    assert select(result, "gpu_up", gpu="") == {}
+    assert value(result, "gpu_up", gpu="3", uuid=node.uuid(3)) == 1
+
+
+def test_a_gpu_that_vanishes_while_another_is_refused_takes_no_other_name(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.0.absent": 1, f"gpu.2.return.{BY_INDEX}": UNKNOWN})
+    result = node.tick(probe)
+    assert by_gpu(result, "gpu_up") == {"0": 0, "1": 1, "2": 0, "3": 1}
+    assert reasons(result) == {"0": "gpu_lost", "2": "unknown"}
+    assert select(result, "gpu_up", uuid="") == {}
+
+
+# What a process before hung on
+
+
+def fatal_if_touched(node: GpuNode, gpu: int) -> None:
+    """Have any contact with the GPU end the session, which a test would notice."""
+    node.change({f"gpu.{gpu}.return.{name}": 18 for name in ("*", BY_INDEX, "nvmlDeviceGetHandleByPciBusId_v2")})
+
+
+@pytest.mark.parametrize(("deed", "reason"), [("hang", "timeout"), ("crash", "unknown")])
+def test_a_gpu_that_a_process_ended_on_is_left_alone_by_the_next(node: GpuNode, deed: str, reason: str) -> None:
+    node.probe().collect()
+    fatal_if_touched(node, 2)
+    probe = node.probe(avoid={"GPU 2": deed})
+    result = probe.collect()
+    assert_only_gpu_2_is_down(node, result, reason)
+    assert kinds(result) == [("gpu_lost", "2")]
+    assert_only_gpu_2_is_down(node, node.tick(probe, 60), reason)
+    node.change({key: None for key in node.driver if key.startswith("gpu.2.return")})
+    assert kinds(node.probe().collect()) == [("gpu_recovered", "2")]
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_a_gpu_that_the_very_first_process_ended_on_is_left_alone(node: GpuNode, *, loaded: bool) -> None:
+    if loaded:
+        node.load_module()
+    fatal_if_touched(node, 2)
+    result = node.probe(avoid={"GPU 2": "hang"}).collect()
+    assert by_gpu(result, "gpu_up") == ALL_BUT_2
+    assert reasons(result) == {"2": "timeout"}
+    assert value(result, "gpu_up", gpu="2", uuid=node.uuid(2) if loaded else "") == 0
+
+
+def test_a_gpu_is_left_alone_also_when_the_numbers_have_changed(node: GpuNode) -> None:
+    node.probe().collect()
+    node.change({"gpu.0.absent": 1})
+    fatal_if_touched(node, 2)
+    result = node.probe(avoid={"GPU 2": "hang"}).collect()
+    assert by_gpu(result, "gpu_up") == {"0": 0, "1": 1, "2": 0, "3": 1}
+    assert reasons(result) == {"0": "gpu_lost", "2": "timeout"}
+
+
+class Watch:
+    """An output that notes which device was in hand, and for how long at most."""
+
+    def __init__(self) -> None:
+        self.announced: list[tuple[str, float | None]] = []
+
+    def working_on(self, device: str, limit_s: float | None = None) -> None:
+        self.announced.append((device, limit_s))
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: None
+
+
+def test_what_is_in_hand_is_announced_with_more_time_for_what_has_to_start(node: GpuNode) -> None:
+    probe = node.probe()
+    watch = Watch()
+    probe.collector.collect(watch)
+    gpus = [f"GPU {gpu}" for gpu in range(4)]
+    assert watch.announced == [("nvml", 20.0), *((gpu, 10.0) for gpu in gpus), *((gpu, 10.0) for gpu in gpus)]
+    watch.announced.clear()
+    node.clock.advance(5)
+    probe.collector.collect(watch)
+    assert watch.announced == [("nvml", None), *((gpu, None) for gpu in gpus)]
+
+
+def test_nvml_itself_is_left_alone_after_a_hang_and_its_gpus_are_shown(node: GpuNode) -> None:
+    node.load_module()
+    node.probe().collect()
+    node.change({"init.return": 9, "driver.version": None})
+    probe = node.probe(avoid={"nvml": "hang"})
+    result = probe.collect()
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 0)
+    assert set(reasons(result).values()) == {"timeout"}
+    assert value(result, "gpu_nvml_up") == 0
+    assert select(result, "gpu_nvml_return_code") == {}
+    counts = {labels_of(s)["source"]: v for s, v in select(result, "gpu_count").items()}
+    assert counts == {"proc": 4, "dev": 4}
+    assert kinds(result) == []
+    assert probe.collector.found() == "0 of 4 GPUs, no NVML"
+
+
+def test_what_the_kernel_module_hangs_on_is_not_read_again(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"init.return": 9})
+    probe = node.probe(avoid={"/proc/driver/nvidia/gpus": "hang"})
+    result = probe.collect()
+    assert select(result, "gpu_up") == {}
+    assert value(result, "gpu_count", source="proc") == 4
+
+
+# Answers that cannot be true
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric", "lost"),
+    [
+        ({"utilization": "4294967295 45"}, "gpu_utilization_ratio", 1),
+        ({"utilization": "808334905 45"}, "gpu_utilization_ratio", 1),
+        ({"utilization": "97 101"}, "gpu_memory_utilization_ratio", 1),
+        ({"temperature": 151}, "gpu_temperature_celsius", 0),
+        ({"temperature": 4294967295}, "gpu_temperature_celsius", 0),
+        ({"field.82": "si:-21"}, "gpu_temperature_celsius", 0),
+        ({"field.186": "ui:800001"}, "gpu_power_watts", 1),
+        ({"field.186": "ui:4294967295"}, "gpu_power_watts", 1),
+        ({"field.186.1": "ui:4294967295"}, "gpu_power_watts", 0),
+        ({"field.185": "ui:800001"}, "gpu_power_average_watts", 1),
+        ({"memory": f"{2**64 - 1} 0 1 1"}, "gpu_memory_total_bytes", 1),
+        ({"memory": f"{2**30} 0 0 {2**30 + 1}"}, "gpu_memory_used_bytes", 1),
+        ({"memory": f"{2**30} 0 {2**30 + 1} 0"}, "gpu_memory_free_bytes", 1),
+        ({"memory": f"{2**30} {2**30 + 1} 0 0"}, "gpu_memory_reserved_bytes", 1),
+        ({"memory": "0 0 0 0"}, "gpu_memory_total_bytes", 1),
+        ({"clock_mhz.sm": 4294967295}, "gpu_clock_hertz", 0),
+        ({"field.83": f"ull:{2**64 - 1}"}, "gpu_energy_joules_total", 1),
+        ({"field.74": f"ull:{2**64 - 1}"}, "gpu_throttle_seconds_total", 0),
+        ({"field.94": "ui:4294967295"}, "gpu_pcie_replays_total", 1),
+        ({"field.138.4294967295": f"ull:{2**64 - 1}"}, "gpu_nvlink_bytes_total", 0),
+        ({"field.142": "ui:4294967295"}, "gpu_remapped_rows_total", 0),
+        ({"field.144": "ui:2"}, "gpu_row_remap_pending", 1),
+        ({"field.145": "ui:4294967295"}, "gpu_row_remap_failure", 1),
+        ({"field.230": "ui:4294967295"}, "gpu_recovery_action", 1),
+        ({"field.3": f"ull:{2**64 - 1}"}, "gpu_ecc_errors_all_total", 0),
+        ({"event_reasons": hex(2**64 - 1)}, "gpu_clock_event_active", 1),
+        ({"pcie": "4 4294967295 4 16"}, "gpu_pcie_link_width", 1),
+        ({"ecc_mode": "1 7"}, "gpu_ecc_mode_enabled", 0),
+        ({"persistence_mode": 4294967295}, "gpu_persistence_mode_enabled", 1),
+        ({"performance_state": 16}, "gpu_performance_state", 1),
+        ({"nvlink.0.state": 4294967295}, "gpu_nvlink_active_links", 2),
+        ({"power_limit_mw.enforced": 4294967295}, "gpu_power_limit_watts", 0),
+    ],
+)
+def test_an_answer_that_cannot_be_true_is_dropped_and_counted(
+    node: GpuNode, changes: dict[str, object], metric: str, lost: int
+) -> None:
+    node.change({f"gpu.2.{key}": str(answer) for key, answer in changes.items()})
+    result = node.probe().collect()
+    assert value(result, "gpu_invalid_samples_total", gpu="2", metric=metric) == 1
+    counted = {labels_of(s)["metric"]: v for s, v in select(result, "gpu_invalid_samples_total", gpu="2").items()}
+    assert {name for name, count in counted.items() if count} == {metric}
+    assert len(names_of(result, "2")) == METRICS_OF_A_GPU - lost
+    assert by_gpu(result, "gpu_up")["2"] == 1
+    assert not any(select(result, "gpu_invalid_samples_total", gpu="1").values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "metric", "expected"),
+    [
+        ({"utilization": "100 100"}, "gpu_utilization_ratio", 1.0),
+        ({"utilization": "0 0"}, "gpu_utilization_ratio", 0.0),
+        ({"field.186": "ui:800000"}, "gpu_power_watts", 800.0),
+        ({"memory": f"{2**30} 0 0 {2**30}"}, "gpu_memory_used_bytes", 2**30),
+        ({"temperature": 150}, "gpu_temperature_celsius", 150),
+    ],
+)
+def test_what_is_barely_possible_is_believed(
+    node: GpuNode, changes: dict[str, object], metric: str, expected: float
+) -> None:
+    node.change({f"gpu.2.{key}": str(answer) for key, answer in changes.items()} | {"gpu.2.field.82": None})
+    result = node.probe().collect()
+    assert by_gpu(result, metric)["2"] == expected
+    assert not any(select(result, "gpu_invalid_samples_total").values())
+
+
+def test_an_unknown_performance_state_is_absent_and_not_invalid(node: GpuNode) -> None:
+    node.change({"gpu.2.performance_state": 32})
+    result = node.probe().collect()
+    assert set(by_gpu(result, "gpu_performance_state")) == {"0", "1", "3"}
+    assert not any(select(result, "gpu_invalid_samples_total").values())
+
+
+def test_garbage_now_and_then_is_counted_each_time_and_over_processes_but_not_runs(node: GpuNode) -> None:
+    node.change({"gpu.2.garbage.nvmlDeviceGetUtilizationRates": 2})
+    probe = node.probe()
+    dropped = [value(node.tick(probe), "gpu_invalid_samples_total", gpu="2", metric="gpu_utilization_ratio")]
+    dropped += [
+        value(node.tick(probe), "gpu_invalid_samples_total", gpu="2", metric="gpu_utilization_ratio") for _ in range(3)
+    ]
+    assert dropped == [0, 1, 1, 2]
+    node.change({"gpu.2.garbage.nvmlDeviceGetUtilizationRates": None})
+    result = node.probe().collect()
+    assert value(result, "gpu_invalid_samples_total", gpu="2", metric="gpu_utilization_ratio") == 2
+    result = node.probe(run_id="restarted").collect()
+    assert value(result, "gpu_invalid_samples_total", gpu="2", metric="gpu_utilization_ratio") == 0
+
+
+def test_garbage_in_everything_leaves_a_gpu_that_is_up_with_nothing_untrue(node: GpuNode) -> None:
+    functions = (
+        *("UtilizationRates", "MemoryInfo_v2", "ClockInfo", "PowerUsage", "EnforcedPowerLimit", "MaxClockInfo"),
+        *("PowerManagementLimitConstraints", "EccMode", "CurrPcieLinkWidth", "NvLinkState", "Temperature"),
+    )
+    node.change({f"gpu.2.garbage.nvmlDeviceGet{function}": 1 for function in functions})
+    result = node.probe().collect()
+    assert value(result, "gpu_up", gpu="2") == 1
+    assert value(result, "gpu_power_watts", gpu="2", scope="gpu") == 317.0
+    assert {"gpu_utilization_ratio", "gpu_memory_total_bytes", "gpu_nvlink_links"} & names_of(result, "2") == set()
+
+
+def test_a_damaged_memory_is_left_out_and_not_believed(node: GpuNode) -> None:
+    node.probe().collect()
+    for part, damaged in (
+        ("gpus", [{"label": 3}, "x", None, {"uuid": "GPU-x", "index": -1, "invalid": {"a": "b"}, "lacking": [1]}]),
+        ("gpus", {"a": 1}),
+        ("seen", [["0"], 5, [1, 2]]),
+        ("enumerated", True),
+        ("excluded", "many"),
+        ("given_up_s", "never"),
+    ):
+        node.memory.content[part] = damaged
+        result = node.probe().collect()
+        assert set(by_gpu(result, "gpu_up").values()) >= {1}
+        assert value(result, "gpu_count", source="nvml") == 4
+        node.memory.content = {}
+
+
+# NVML as a whole
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [(9, "unknown"), (18, "unknown"), (999, "unknown"), (NO_PERMISSION, "no_permission")]
+)
+def test_gpus_are_shown_as_not_answering_while_nvml_cannot_start(node: GpuNode, code: int, reason: str) -> None:
+    node.load_module()
+    node.plug_in()
+    node.change({"init.return": code})
+    result = node.probe().collect()
+    assert value(result, "gpu_nvml_up") == 0
+    assert value(result, "gpu_nvml_return_code") == code
+    for gpu in range(4):
+        assert value(result, "gpu_up", gpu="", uuid=node.uuid(gpu)) == 0
+        assert value(result, "gpu_error", uuid=node.uuid(gpu), reason=reason) == 1
+    assert {labels_of(s)["source"] for s in select(result, "gpu_count")} == {"proc", "dev", "pci"}
+    assert kinds(result) == []
+    assert "NVML" in [what for what, _ in result.failures]
+    versions = {"driver_version": "", "kernel_module_version": "570.133.20"}
+    assert value(result, "gpu_driver_info", **versions) == 1
+
+
+def test_nvml_is_tried_again_with_growing_patience(node: GpuNode) -> None:
+    probe = node.probe()
+    node.change({"init.return": 999})
+    waits = []
+    waited = 0
+    for _ in range(300):
+        watch = Watch()
+        probe.collector.collect(watch)
+        node.clock.advance(1)
+        waited += 1
+        if ("nvml", 20.0) in watch.announced:
+            waits.append(waited)
+            waited = 0
+    assert waits == [1, 1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_nvml_comes_up_without_a_new_process_where_the_driver_was_there(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"init.return": 999})
+    probe = node.probe()
+    probe.collect()
+    node.change({"init.return": None})
+    result = node.tick(probe)
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+    assert kinds(result) == []
+
+
+def test_without_a_library_the_code_says_so_and_a_node_without_gpus_has_nothing(node: GpuNode) -> None:
+    with untouched_binding():
+        node.plug_in()
+        result = node.probe({"nvml_library": NO_LIBRARY, "expected_count": "auto"}).collect()
+        assert value(result, "gpu_nvml_up") == 0
+        assert value(result, "gpu_nvml_return_code") == 12
+        assert value(result, "gpu_count", source="pci") == 4
+        assert any(NO_LIBRARY in text for what, text in result.failures if what == "NVML")
+
+
+def test_a_node_whose_only_sign_of_gpus_is_a_library_without_a_driver_has_nothing(node: GpuNode) -> None:
+    node.change({"init.return": 9})
+    with pytest.raises(NotPresent, match="driver is not loaded"):
+        node.probe({"expected_count": "auto"}).collect()
+
+
+def test_expected_gpus_without_anything_are_missing_and_not_absent(node: GpuNode) -> None:
+    node.change({"init.return": 9})
+    result = node.probe({"expected_count": "auto"}, vm_size=VmSize("x", gpu_count=8)).collect()
+    assert value(result, "gpu_expected_count") == 8
+    assert value(result, "gpu_count", source="proc") == 0
+
+
+# A driver that was replaced
+
+
+@pytest.mark.parametrize("code", [1, 9, 18])
+def test_a_session_that_ends_needs_a_new_process_which_does_not_give_up_as_well(node: GpuNode, code: int) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    node.change({f"gpu.{gpu}.return.*": code for gpu in range(4)})
+    with pytest.raises(Outdated, match=str(code)):
+        node.tick(probe)
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 0)
+    assert set(reasons(result).values()) == {"unknown"}
+
+
+def test_giving_up_is_tried_again_after_a_while(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.0.return.nvmlDeviceGetTemperature": 18})
+    with pytest.raises(Outdated):
+        node.tick(probe)
+    probe = node.probe()
+    for _ in range(119):
+        node.tick(probe)
+    with pytest.raises(Outdated):
+        node.tick(probe)
+
+
+def test_one_gpu_that_speaks_of_the_session_costs_only_itself_in_the_end(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.2.return.*": 18, f"gpu.2.return.{BY_INDEX}": 18})
+    with pytest.raises(Outdated):
+        node.tick(probe)
+    assert_only_gpu_2_is_down(node, node.probe().collect(), "unknown")
+
+
+def test_another_kernel_module_needs_a_new_process_once(node: GpuNode) -> None:
+    node.load_module("570.133.20")
+    probe = node.probe()
+    probe.collect()
+    node.load_module("580.65.06")
+    with pytest.raises(Outdated, match=r"580\.65\.06"):
+        node.tick(probe)
+    probe = node.probe()
+    assert value(probe.collect(), "gpu_nvml_up") == 1
+    assert value(node.tick(probe), "gpu_driver_info", kernel_module_version="580.65.06") == 1
+
+
+def test_a_kernel_module_that_appears_needs_a_new_process(node: GpuNode) -> None:
+    node.change({"init.return": 9})
+    probe = node.probe()
+    probe.collect()
+    node.load_module()
+    node.change({"init.return": None})
+    with pytest.raises(Outdated, match="not loaded"):
+        node.tick(probe)
+    assert by_gpu(node.probe().collect(), "gpu_up") == dict.fromkeys("0123", 1)
+
+
+def test_a_kernel_module_that_goes_is_no_reason_by_itself(node: GpuNode) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    (node.proc / "driver/nvidia/version").unlink()
+    assert value(node.tick(probe), "gpu_nvml_up") == 1
+
+
+def test_a_version_file_that_cannot_be_read_is_told_and_changes_nothing(node: GpuNode) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    (node.proc / "driver/nvidia/version").unlink()
+    (node.proc / "driver/nvidia/version").mkdir()
+    result = node.tick(probe)
+    assert [what for what, _ in result.failures] == ["kernel module version"]
+    assert value(result, "gpu_nvml_up") == 1
+
+
+def test_a_source_that_cannot_be_read_is_absent_and_told(node: GpuNode) -> None:
+    node.plug_in()
+    vendor = node.sys / "bus/pci/devices" / node.address(0) / "vendor"
+    vendor.unlink()
+    vendor.mkdir()
+    result = node.probe().collect()
+    assert select(result, "gpu_count", source="pci") == {}
+    assert [what for what, _ in result.failures] == ["PCI devices"]
+    assert value(result, "gpu_count", source="nvml") == 4
+
+
+def test_information_that_cannot_be_read_costs_one_gpu(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"init.return": 9})
+    information = node.proc / f"driver/nvidia/gpus/{node.address(1)}/information"
+    information.unlink()
+    information.mkdir()
+    result = node.probe().collect()
+    assert {labels_of(s)["uuid"] for s in select(result, "gpu_up")} == {node.uuid(0), node.uuid(2), node.uuid(3)}
