@@ -29,10 +29,11 @@ ERRORS = (
 
 def by_port(readings: Readings) -> dict[tuple[str, str], Readings]:
     """Split by port, as (device, port), fabric first; a device that hangs is there once, with an empty port."""
+    hanging = {labels.get("device", "") for labels, hangs in readings.of("infiniband_collect_stalled") if hangs}
     found = {}
     for key, port in readings.by(_identity).items():
         device, _, number_of = key.partition("\0")
-        if number_of or port.is_on("infiniband_collect_stalled"):
+        if (device in hanging) != bool(number_of):
             found[device, number_of] = port
     return dict(sorted(found.items(), key=lambda item: (not is_fabric(item[1]), *map(natural, item[0]))))
 

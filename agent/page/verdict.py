@@ -69,7 +69,7 @@ def _subject(finding: Finding) -> str:
 def _gpu_findings(readings: Readings, now_s: float) -> Iterator[Finding]:
     known = gpus.by_gpu(readings)
     if readings.value("gpu_nvml_up") == 0:
-        yield Finding(Grade.BAD, "NVML", "", "the driver's library does not answer")
+        yield Finding(Grade.BAD, "NVML", "", "cannot be used: no GPU can be read")
     for gpu in known.values():
         name = gpus.name_of(gpu)
         if gpu.value("gpu_up") == 0:

@@ -45,7 +45,7 @@ TOLD_S = 60.0  # of what is to come
 # So that what happens is seen soon; the agent's own defaults are for nodes that stay for months.
 _PACE = {
     "host": {"interval": "5s"},
-    "infiniband": {"interval": "5s", "slow_interval": "10s"},
+    "infiniband": {"interval": "5s", "slow_interval": "5s"},
     "gpu": {"interval": "2s", "slow_interval": "10s"},
 }
 _FOLDER_TRIES = 5

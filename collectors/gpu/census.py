@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agent.hw import nvidia
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from agent.api import Context, Out
 
@@ -46,14 +46,13 @@ class Census:
         except OSError as error:
             failed("device nodes", error)
 
-    def unknown(self, out: Out, known: Collection[str]) -> Sequence[nvidia.DriverGpu]:
-        """Return the kernel module's GPUs that are at none of the known addresses. May wait for a sick one."""
-        strangers = [address for address in self.driver or () if address not in known]
-        if not strangers or DRIVER_FILES in self._ctx.avoid:
+    def describe(self, out: Out, addresses: Sequence[str]) -> Sequence[nvidia.DriverGpu]:
+        """Return what the kernel module tells of the GPUs at these addresses. May wait for a sick one."""
+        if not addresses or DRIVER_FILES in self._ctx.avoid:
             return ()
         out.working_on(DRIVER_FILES)
         found = []
-        for address in strangers:
+        for address in addresses:
             try:
                 found.append(nvidia.driver_gpu(self._ctx.proc, address))
             except OSError as error:

@@ -90,13 +90,24 @@ class Survey:
                 entry.fail("gpu_lost", "NVML does not list it any more" if entry.alive else "NVML does not list it")
 
     def add_strangers(self, census: Census) -> None:
-        """Take in the GPUs that only the kernel module knows: without a label, for NVML never showed them."""
-        for gpu in census.unknown(self._out, {entry.address for entry in self._memory.entries}):
-            known = self._by_uuid(gpu.uuid)
-            if known is not None:
-                known.address = gpu.address
-            elif gpu.uuid is not None and self._selection.wants("", gpu.uuid):
+        """Take in the GPUs that only the kernel module knows: without a label, for NVML never showed them.
+
+        Whether the configuration wants them is judged by the index they would have if NVML showed all.
+        """
+        ranks = {address: str(rank) for rank, address in enumerate(census.driver or ())}
+        known = {entry.address for entry in self._memory.entries}
+        wanted = [at for at, rank in ranks.items() if at not in known and self._selection.may_want(rank)]
+        refused = sum(not self._selection.may_want(rank) for rank in ranks.values())
+        for gpu in census.describe(self._out, wanted):
+            entry = self._by_uuid(gpu.uuid)
+            if entry is not None:
+                entry.address = gpu.address
+            elif gpu.uuid is not None and self._selection.wants(ranks[gpu.address], gpu.uuid):
                 self._memory.entries.append(Entry("", gpu.uuid, gpu.address))
+            elif gpu.uuid is not None:
+                refused += 1
+        if self._memory.enumerated is None:  # NVML knows better
+            self._memory.excluded = refused
 
     def _spared(self, count: int) -> set[int] | None:
         """Return the indices not to touch, of the GPUs to be left alone; None when NVML's numbers have changed."""

@@ -295,8 +295,8 @@ def test_an_xid_of_a_gpu_that_nobody_knows_is_told_without_making_a_gpu_of_it() 
     [
         (1, 8, 8, []),
         (1, 7, 8, ["GPUs 1 of 8 missing"]),
-        (0, 0, 8, ["NVML the driver's library does not answer"]),
-        (0, 0, 6, ["NVML the driver's library does not answer", "GPUs 2 of 8 missing"]),
+        (0, 0, 8, ["NVML cannot be used: no GPU can be read"]),
+        (0, 0, 6, ["NVML cannot be used: no GPU can be read", "GPUs 2 of 8 missing"]),
     ],
 )
 def test_gpus_that_are_expected_and_missing_are_wrong(nvml_up: int, known: int, on_pci: int, lines: list[str]) -> None:
@@ -390,6 +390,7 @@ def test_a_port_that_trained_too_slow_is_wrong() -> None:
 def test_an_adapter_that_hangs_and_a_port_that_cannot_be_read_are_wrong() -> None:
     node = Node()
     node.add("infiniband_collect_stalled", 1, device="mlx5_ib0")
+    node.add("infiniband_port_observable", 0, device="mlx5_ib0", port="1")
     node.add("infiniband_device_info", 1, device="mlx5_ib1", port="1", role="fabric")
     node.add("infiniband_port_observable", 0, device="mlx5_ib1", port="1")
     node.port("mlx5_ib2")

@@ -350,6 +350,19 @@ def test_a_gpu_excluded_by_index_is_not_touched_at_all(node: GpuNode, options: d
     assert value(result, "gpu_expected_count") == 1
 
 
+def test_a_gpu_excluded_by_index_is_not_shown_while_nvml_is_down_either(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"init.return": 9})
+    information = node.proc / f"driver/nvidia/gpus/{node.address(0)}/information"
+    information.unlink()
+    information.mkdir()  # to read it would be told as a failure
+    result = node.probe({"device_exclude": ("0",), "expected_count": "auto"}).collect()
+    assert [labels_of(series)["uuid"] for series in select(result, "gpu_up")] == [node.uuid(1)]
+    assert [what for what, _ in result.failures] == ["NVML", f"GPU {node.uuid(1)}"]
+    assert value(result, "gpu_count", source="proc") == 1
+    assert value(result, "gpu_expected_count") == 1
+
+
 def test_gpus_are_chosen_by_uuid_and_exclusion_wins(node: GpuNode) -> None:
     node.load_module()
     options = {"device_include": ("GPU-0000000*",), "device_exclude": (node.uuid(1),), "expected_count": "auto"}

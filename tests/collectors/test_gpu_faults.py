@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pynvml
 import pytest
 
 from agent.api import NotPresent, Outdated, Severity, VmSize
@@ -560,6 +561,34 @@ def test_a_session_that_ends_needs_a_new_process_which_does_not_give_up_as_well(
     result = node.probe().collect()
     assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 0)
     assert set(reasons(result).values()) == {"unknown"}
+
+
+@pytest.mark.parametrize("code", [1, 9, 18, 999])
+def test_a_count_that_fails_ends_the_session_and_only_some_codes_the_process(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    works = pynvml.nvmlDeviceGetCount
+
+    def fails() -> int:
+        raise pynvml.NVMLError(code)
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", fails)
+    if code != UNKNOWN:
+        with pytest.raises(Outdated, match=str(code)):
+            node.tick(probe)
+        probe = node.probe()
+    result = node.tick(probe)
+    assert value(result, "gpu_nvml_up") == 0
+    assert value(result, "gpu_nvml_return_code") == code
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 0)
+    assert kinds(result) == []
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", works)
+    result = node.tick(probe)
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+    assert value(result, "gpu_nvml_return_code") == 0
 
 
 def test_giving_up_is_tried_again_after_a_while(node: GpuNode) -> None:

@@ -15,6 +15,7 @@ from agent.sim.harness import Probe
 from agent.sim.machines import MACHINES, UnknownSizeError
 from agent.sim.node import SimNode, UnknownScenarioError
 from agent.sim.scenarios import SCENARIOS
+from collectors.gpu import Gpu
 from collectors.host import Host
 from collectors.infiniband import InfiniBand
 
@@ -157,6 +158,28 @@ def test_the_collectors_find_every_size_whole(tmp_path: Path, sku: str, at_s: fl
         value for series, value in values.items() if series.startswith("node_infiniband_rate_bytes") and "_ib" in series
     ]
     assert rates == [(node.vm_size.fabric_rate_bps or 0) / 8] * len(node.ports)
+
+
+@pytest.mark.usefixtures("binding")
+@pytest.mark.parametrize("sku", MACHINES)
+def test_the_gpu_collector_finds_every_size_whole(tmp_path: Path, sku: str) -> None:
+    node = SimNode(tmp_path, sku)
+    node.at(60)
+    nvml.install(node.nvml_state)
+    probe = Probe(Gpu, sysfs=node.sys, procfs=node.proc, devfs=node.dev, vm_size=node.vm_size, clock=FakeClock())
+    if not node.gpus:
+        with pytest.raises(NotPresent):
+            probe.open()
+        return
+    result = probe.collect()
+    probe.collector.close()
+    counts = {series: value for series, value in result.values.items() if series.startswith("gpu_count{")}
+    assert result.failures == []
+    assert list(counts.values()) == [node.vm_size.gpu_count] * 4  # by NVML, /proc, /dev and PCI alike
+    up = [value for series, value in result.values.items() if series.startswith("gpu_up{")]
+    invalid = [value for series, value in result.values.items() if series.startswith("gpu_invalid_samples_total{")]
+    assert (up, set(invalid)) == ([1] * len(node.gpus), {0})
+    assert [device.address for device in result.devices] == [gpu.address for gpu in node.gpus]
 
 
 @pytest.mark.parametrize("sku", WITH_GPUS)

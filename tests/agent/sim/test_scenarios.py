@@ -14,7 +14,9 @@ from agent.sim.harness import Probe
 from agent.sim.machines import MACHINES
 from agent.sim.node import SimNode, UnknownScenarioError
 from agent.sim.scenarios import SCENARIOS
+from collectors.gpu import Gpu
 from collectors.infiniband import InfiniBand
+from collectors.kernel import Kernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,6 +242,23 @@ def test_a_driver_that_was_loaded_anew_counts_from_0(story: Callable[..., SimNod
 
 
 # GPUs
+
+
+@pytest.mark.usefixtures("binding")
+def test_the_kernel_log_and_the_gpus_tell_of_the_same_one(story: Callable[..., SimNode]) -> None:
+    node = story("gpu_lost")
+    nvml.install(node.nvml_state)
+    gpu = Probe(Gpu, sysfs=node.sys, procfs=node.proc, devfs=node.dev, vm_size=node.vm_size)
+    gpu.collect()
+    node.at(20)
+    lost = gpu.collect()
+    kernel = Probe(Kernel, procfs=node.proc, kmsg=node.kmsg, devices=lost.devices).collect()
+    gpu.collector.close()
+    labels = f'gpu="2",uuid="{node.gpus[2].uuid}"'
+    assert lost.values[f"gpu_up{{{labels}}}"] == 0
+    assert lost.values[f'gpu_error{{{labels},reason="gpu_lost"}}'] == 1
+    assert kernel.values[f'gpu_xid_errors_total{{{labels},xid="79",severity="critical"}}'] == 1
+    assert [event.kind for event in lost.events + kernel.events] == ["gpu_lost", "gpu_xid"]
 
 
 @pytest.mark.usefixtures("binding")
