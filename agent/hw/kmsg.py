@@ -161,8 +161,7 @@ class Reader:
         return True
 
     def _is_rewritten(self) -> bool:
-        if os.fstat(self._descriptor).st_size < self._offset:
-            return True
+        # What stood before the offset: of a shorter file less comes back, of another one something else.
         return os.pread(self._descriptor, len(self._tail), self._offset - len(self._tail)) != self._tail
 
     def _count(self, error: OSError, failures: int) -> None:

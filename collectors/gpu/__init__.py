@@ -116,6 +116,7 @@ class Gpu(Collector):
                 self._fleet.read(out, now_s, fatal)
             except NvmlError as error:  # only those in `fatal` come so far
                 self._connection.give_up(error, now_s)
+            self._require_anything("NVML lists none")
             self._fleet.tell_changes(out)
         self._show_node(out, count)
         self._memory.save()
@@ -131,6 +132,11 @@ class Gpu(Collector):
         with contextlib.suppress(NvmlError):  # the process ends, and with it whatever NVML holds
             self._connection.close()
 
+    def _require_anything(self, nvml: str) -> None:
+        shown = any(self._census.counts.values()) or self._enumerated
+        if not (shown or self._memory.entries or self._expectation.count()):
+            raise NotPresent(f"no NVIDIA GPU on PCI or in {self.ctx.proc}/driver/nvidia ({nvml})")
+
     def _survey_due(self, count: int, now_s: float) -> bool:
         since_s = now_s - self._surveyed_s + self.ctx.interval_s / 2
         again_s = min(LOOK_AGAIN_S, self._slow_interval_s) if self._fleet.incomplete else self._slow_interval_s
@@ -143,9 +149,7 @@ class Gpu(Collector):
         if now_s - self._surveyed_s + self.ctx.interval_s / 2 >= self._slow_interval_s:
             self._fleet.survey_without_nvml(self._census, out)
             self._surveyed_s = now_s
-        expected = self._expectation.count()
-        if not (any(self._census.counts.values()) or self._memory.entries or expected):
-            raise NotPresent(f"no NVIDIA GPU on PCI or in {self.ctx.proc}/driver/nvidia ({self._trouble})")
+        self._require_anything(self._trouble)
         reason = UNKNOWN
         if self._connection.avoided == "hang":
             reason = "timeout"

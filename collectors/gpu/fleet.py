@@ -59,7 +59,12 @@ class Fleet:
         return any(entry.uuid not in self._boards and not self._deed(entry) for entry in self._memory.entries)
 
     def survey(self, nvml: Session, count: int, census: Census, out: Out, fatal: Collection[int]) -> None:
-        """Look who is there. Raises NvmlError for the codes in `fatal`."""
+        """Look who is there. Raises NvmlError for the codes in `fatal`.
+
+        A GPU that did not answer gets a new handle, and is asked anew what it supports.
+        """
+        answering = {entry.uuid for entry in self._memory.entries if not entry.reason}
+        self._boards = {uuid: board for uuid, board in self._boards.items() if uuid in answering}
         survey = Survey(self._ctx, self._memory, self._selection, out, held=self._boards.keys(), fatal=fatal)
         survey.take(nvml, count, census)
         self._boards = {uuid: board for uuid, board in self._boards.items() if uuid in survey.handles}
@@ -101,7 +106,9 @@ class Fleet:
         for entry in self.entries:
             alive = not entry.reason
             if alive != (entry.alive is not False):
-                out.event(_event(entry, alive=alive))
+                # Lost before this run began: for each later run of this boot it is the same fact.
+                key = f"gpu_lost {self._memory.boot_id} {entry.name}" if entry.alive is None else ""
+                out.event(_event(entry, key, alive=alive))
             entry.alive = alive
 
     def _read(self, entry: Entry, board: Board, out: Out, now_s: float, fatal: Collection[int]) -> None:
@@ -157,11 +164,11 @@ def _count_dropped(entry: Entry, metric: Metric) -> None:
     entry.invalid[metric.name] = entry.invalid.get(metric.name, 0) + 1
 
 
-def _event(entry: Entry, *, alive: bool) -> Event:
+def _event(entry: Entry, key: str, *, alive: bool) -> Event:
     labels = {"gpu": entry.label, "uuid": entry.uuid, "cause": entry.reason}
     labels = {name: value for name, value in labels.items() if value}
     if alive:
         text = f"GPU {entry.name} answers again"
         return Event("gpu_recovered", Severity.INFO, "gpu", text, device=entry.name, labels=labels, source="nvml")
     text = f"GPU {entry.name} does not answer: {entry.trouble}"
-    return Event("gpu_lost", Severity.CRITICAL, "gpu", text, device=entry.name, labels=labels, source="nvml")
+    return Event("gpu_lost", Severity.CRITICAL, "gpu", text, device=entry.name, labels=labels, source="nvml", key=key)

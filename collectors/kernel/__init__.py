@@ -129,11 +129,8 @@ class Kernel(Collector):
 
     def _take(self, record: Record, wall_s: float, uptime_s: float | None) -> None:
         """Count a record, unless it was read before."""
-        position = self._position
-        if position.is_behind(record.sequence):
-            return
         fact = read(record.text) if record.priority < _USER_SPACE else None
-        if not position.take(record, tells=fact is not None):
+        if not self._position.take(record, tells=fact is not None):
             return
         self._unsaved = True
         if fact is not None:

@@ -96,7 +96,10 @@ class Gpus:
     def all(self) -> list[Names]:
         """Return every GPU: those that the gpu collector tells of; if none, those that the driver lists."""
         if self._told:
-            return [Names(device.name, device.uuid, device.name) for device in self._told]
+            return [
+                self.names(slot(device.address)) if device.address else Names(device.name, device.uuid, device.name)
+                for device in self._told
+            ]
         return [self.names(at) for at in self._driver]
 
     def close(self) -> None:

@@ -50,10 +50,6 @@ class Position:
             "forgot": self._forgot,
         }
 
-    def is_behind(self, sequence: int) -> bool:
-        """Say whether a record was read before, by its number alone."""
-        return self.ordered and sequence <= self._last
-
     def take(self, record: Record, *, tells: bool) -> bool:
         """Move on to this record; False when it was read before. `tells`: it is one of those to be remembered."""
         sequence = record.sequence
@@ -63,7 +59,6 @@ class Position:
             return new
         mark = mark_of(record)
         if mark in self._facts:
-            self._last = max(self._last, sequence)
             return False
         if self._first is None or (sequence <= self._last and self._is_of_another_ring(mark, tells=tells)):
             self._first = mark

@@ -304,6 +304,12 @@ def test_a_record_that_does_not_fit_costs_itself(monkeypatch: pytest.MonkeyPatch
     assert device.errors == 1
 
 
+def test_many_records_that_do_not_fit_cost_themselves(monkeypatch: pytest.MonkeyPatch, device: Reader) -> None:
+    Failing(monkeypatch, *(answer for number in range(50) for answer in (line(number), errno.EINVAL)))
+    assert numbers(device) == list(range(50))
+    assert device.errors == 50
+
+
 def test_a_device_that_only_refuses_is_an_error(monkeypatch: pytest.MonkeyPatch, device: Reader) -> None:
     Failing(monkeypatch, *[errno.EINVAL] * 1000)
     with pytest.raises(OSError, match="Invalid argument") as caught:

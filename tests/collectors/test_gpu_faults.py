@@ -229,6 +229,29 @@ def test_a_loss_that_one_process_told_is_not_told_by_the_next(node: GpuNode) -> 
     assert kinds(node.probe().collect()) == [("gpu_recovered", "2")]
 
 
+def test_a_loss_that_is_older_than_the_run_is_the_same_fact_for_each_run_of_the_boot(node: GpuNode) -> None:
+    node.change({"gpu.2.return.*": LOST})
+    keys = [node.probe(run_id=run).collect().events[0].key for run in ("one", "two")]
+    (node.proc / "sys/kernel/random/boot_id").write_text("other\n")
+    keys.append(node.probe(run_id="three").collect().events[0].key)
+    assert keys[0] == keys[1] != keys[2]
+    probe = node.probe(run_id="four")
+    node.change({"gpu.2.return.*": None})
+    node.tick(probe)
+    node.change({"gpu.2.return.*": LOST})
+    assert node.tick(probe).events[0].key == ""
+
+
+def test_a_gpu_that_comes_back_is_asked_anew_what_it_supports(node: GpuNode) -> None:
+    node.change({"gpu.2.ecc_mode": None})
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.2.return.*": RESET_REQUIRED, "gpu.2.ecc_mode": "1 1"})
+    node.tick(probe, 60)
+    node.change({"gpu.2.return.*": None})
+    assert value(node.tick(probe, 60), "gpu_ecc_mode_enabled", gpu="2", state="current") == 1
+
+
 def test_a_gpu_that_only_the_kernel_module_knows_is_shown_by_its_uuid(node: GpuNode) -> None:
     node.load_module()
     node.change({"gpu.3.absent": 1})
@@ -258,6 +281,34 @@ def test_a_gpu_that_vanishes_while_another_is_refused_takes_no_other_name(node: 
     assert by_gpu(result, "gpu_up") == {"0": 0, "1": 1, "2": 0, "3": 1}
     assert reasons(result) == {"0": "gpu_lost", "2": "unknown"}
     assert select(result, "gpu_up", uuid="") == {}
+
+
+def test_a_gpu_that_comes_back_out_of_reach_is_the_one_that_vanished(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.1.absent": 1})
+    node.tick(probe)
+    node.change({"gpu.1.absent": None, f"gpu.1.return.{BY_INDEX}": UNKNOWN})
+    result = node.tick(probe)
+    assert by_gpu(result, "gpu_up") == {"0": 1, "1": 0, "2": 1, "3": 1}
+    assert reasons(result) == {"1": "unknown"}
+    assert select(result, "gpu_up", uuid="") == {}
+
+
+def test_a_gpu_that_vanished_while_nvml_was_gone_is_lost(node: GpuNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = node.probe()
+    probe.collect()
+    with monkeypatch.context() as patch:
+        patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: _raise(pynvml.NVMLError(UNKNOWN)))
+        assert set(reasons(node.tick(probe)).values()) == {"unknown"}
+    node.change({"gpu.1.absent": 1})
+    result = node.tick(probe)
+    assert reasons(result) == {"1": "gpu_lost"}
+    assert kinds(result) == [("gpu_lost", "1")]
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 # What a process before hung on
@@ -324,6 +375,36 @@ def test_what_is_in_hand_is_announced_with_more_time_for_what_has_to_start(node:
     node.clock.advance(5)
     probe.collector.collect(watch)
     assert watch.announced == [("nvml", None), *((gpu, None) for gpu in gpus)]
+
+
+def test_each_gpu_is_announced_by_its_label_also_when_the_numbers_have_closed_up(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.1.absent": 1})
+    node.tick(probe)
+    watch = Watch()
+    node.clock.advance(60)
+    probe.collector.collect(watch)
+    assert [name for name, _ in watch.announced] == ["nvml", *["GPU 0", "GPU 2", "GPU 3"] * 2]
+
+
+class Ending(Watch):
+    """An output whose process ends when it comes to this device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
+
+    def working_on(self, device: str, limit_s: float | None = None) -> None:
+        if device == self._device:
+            raise KeyboardInterrupt
+        super().working_on(device, limit_s)
+
+
+def test_the_gpus_that_were_met_are_kept_before_the_next_one_is_touched(node: GpuNode) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        node.probe().collector.collect(Ending("GPU 2"))
+    assert [entry["uuid"] for entry in node.memory.content["gpus"]] == [node.uuid(0), node.uuid(1)]
 
 
 def test_nvml_itself_is_left_alone_after_a_hang_and_its_gpus_are_shown(node: GpuNode) -> None:
@@ -540,6 +621,12 @@ def test_a_node_whose_only_sign_of_gpus_is_a_library_without_a_driver_has_nothin
         node.probe({"expected_count": "auto"}).collect()
 
 
+def test_a_driver_without_gpus_on_a_node_without_gpus_is_nothing_to_collect(node: GpuNode) -> None:
+    node.change({f"gpu.{gpu}.absent": 1 for gpu in range(4)})
+    with pytest.raises(NotPresent, match="NVML lists none"):
+        node.probe({"expected_count": "auto"}).collect()
+
+
 def test_expected_gpus_without_anything_are_missing_and_not_absent(node: GpuNode) -> None:
     node.change({"init.return": 9})
     result = node.probe({"expected_count": "auto"}, vm_size=VmSize("x", gpu_count=8)).collect()
@@ -561,6 +648,14 @@ def test_a_session_that_ends_needs_a_new_process_which_does_not_give_up_as_well(
     result = node.probe().collect()
     assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 0)
     assert set(reasons(result).values()) == {"unknown"}
+
+
+def test_a_look_up_that_speaks_of_the_session_ends_the_process_too(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({f"gpu.2.return.{BY_INDEX}": 18})
+    with pytest.raises(Outdated, match="18"):
+        node.tick(probe, 60)
 
 
 @pytest.mark.parametrize("code", [1, 9, 18, 999])

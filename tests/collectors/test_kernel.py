@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.api import Device, NotPresent, Severity
+from agent.api import Device, Event, NotPresent, Severity
 from agent.sim.clock import FakeClock
 from agent.sim.harness import MemoryState, Probe, Result
 from collectors.kernel import Kernel, Options, metrics
+from collectors.kernel.folding import Folding
 from tests.agent.kit import hangs, recovers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.api import Event, Value
+    from agent.api import Value
 
 UPTIME_S = 10_000.0
 WALL_S = 1_800_000_000.0
@@ -411,6 +412,17 @@ def test_a_loss_told_twice_is_one_loss_for_five_minutes(
     assert sum(xids(probe.collect()).values()) == total
 
 
+def test_lines_about_a_loss_do_not_hide_that_it_is_another(node: Node) -> None:
+    node.log(xid(GPU0, 79), SINGLE, xid(GPU0, 79))
+    assert xids(node.probe().collect()) == {LOST: 2}
+
+
+def test_a_loss_told_twice_at_times_that_cannot_be_is_one(node: Node) -> None:
+    node.log(SINGLE, at_s=1e9)
+    node.log(xid(GPU0, 79), at_s=2e9)
+    assert xids(node.probe().collect()) == {LOST: 1}
+
+
 def test_of_two_xids_after_a_line_only_the_first_is_the_same_loss(node: Node) -> None:
     node.log(SINGLE, xid(GPU0, 79), xid(GPU0, 79))
     assert xids(node.probe().collect()) == {LOST: 2}
@@ -444,15 +456,24 @@ def test_what_the_gpu_collector_tells_is_right_and_the_driver_is_not_asked_for_t
     }
 
 
+def test_the_driver_tells_the_uuid_that_the_gpu_collector_does_not_know(node: Node) -> None:
+    node.devices = [Device("gpu", "2", "", GPU0)]
+    node.driver_gpu(GPU0, UUID0)
+    node.log(xid(GPU0, 31))
+    result = node.probe().collect()
+    assert xids(result) == {label("2", UUID0, 31, "warning"): 1}
+    assert f"gpu_xid_errors_total{label('2', UUID0, 79, 'critical')}" in result.values
+
+
 def test_without_the_gpu_collector_the_driver_tells_and_the_order_of_addresses_numbers(node: Node) -> None:
     node.devices = []
-    for address, uuid in ((GPU1, UUID1), ("10000:00:00.0", "GPU-c"), (GPU0, UUID0)):
+    for address, uuid in (("10000:00:00.0", "GPU-c"), ("f000:00:00.0", "GPU-b"), (GPU0, UUID0)):
         node.driver_gpu(address, uuid)
-    node.log(xid(GPU0, 31), xid(GPU1, 31), xid("10000:00:00.0", 31))
+    node.log(xid(GPU0, 31), xid("f000:00:00.0", 31), xid("10000:00:00.0", 31))
     result = node.probe().collect()
     assert xids(result) == {
         label("0", UUID0, 31, "warning"): 1,
-        label("1", UUID1, 31, "warning"): 1,
+        label("1", "GPU-b", 31, "warning"): 1,
         label("2", "GPU-c", 31, "warning"): 1,
     }
     assert f"gpu_xid_errors_total{label('2', 'GPU-c', 79, 'critical')}" in result.values
@@ -473,10 +494,13 @@ def test_totals_move_to_the_right_name_when_it_becomes_known(node: Node) -> None
     node.log(xid(GPU0, 31), xid(GPU0, 31))
     probe = node.probe()
     assert xids(probe.collect()) == {label(GPU0, "", 31, "warning"): 2}
+    node.driver_gpu("0000:00:00.0", "GPU-other")
+    node.driver_gpu(GPU0, UUID0)
+    probe.open()
+    assert xids(probe.collect()) == {label("1", UUID0, 31, "warning"): 2}
     probe.context.inventory.put("gpu", DEVICES)
-    node.log(xid(GPU0, 31))
     result = probe.collect()
-    assert xids(result) == {label("0", UUID0, 31, "warning"): 3}
+    assert xids(result) == {label("0", UUID0, 31, "warning"): 2}
     assert list(series(result, "gpu_xid_last_timestamp_seconds")) == [f'{{gpu="0",uuid="{UUID0}",xid="31"}}']
 
 
@@ -529,8 +553,29 @@ def test_a_driver_that_fails_costs_names_and_not_the_count(node: Node) -> None:
 
 def test_two_addresses_of_one_name_are_added_up(node: Node) -> None:
     node.devices = [Device("gpu", "0", UUID0, GPU0), Device("gpu", "0", UUID0, GPU1)]
-    node.log(xid(GPU0, 31), xid(GPU1, 31))
-    assert xids(node.probe().collect()) == {label("0", UUID0, 31, "warning"): 2}
+    node.log(xid(GPU0, 31))
+    node.log(xid(GPU1, 31), at_s=UPTIME_S - 50)
+    result = node.probe().collect()
+    assert xids(result) == {label("0", UUID0, 31, "warning"): 2}
+    assert list(series(result, "gpu_xid_last_timestamp_seconds").values()) == [WALL_S]
+
+
+def test_the_function_of_an_address_does_not_matter(tmp_path: Path) -> None:
+    node = Node(tmp_path, [Device("gpu", "3", UUID0, "0001:00:00.4")])
+    node.log(xid(GPU0, 31))
+    assert xids(node.probe().collect()) == {label("3", UUID0, 31, "warning"): 1}
+
+
+def test_the_driver_is_not_asked_about_a_gpu_that_is_known(node: Node) -> None:
+    probe = node.probe()
+    probe.collect()
+    (node.driver_gpu(GPU1, UUID1)).unlink()
+    (node.proc / "driver/nvidia/gpus" / GPU1 / "information").mkdir()  # which fails when it is read
+    node.advance(100)
+    node.log(xid(GPU0, 31))
+    assert probe.collect().failures == []
+    node.log(xid("0009:00:00.0", 31))
+    assert [what for what, _ in probe.collect().failures] == [f"GPU {GPU1}"]
 
 
 # SXIDs
@@ -752,6 +797,17 @@ def test_after_ten_quiet_minutes_facts_are_told_alone_again(node: Node) -> None:
     node.advance(1)
     node.log(*[xid(GPU0, 95)] * 3)
     assert [event.labels.get("count") for event in probe.collect().events] == [None, None, None]
+
+
+def test_storms_that_are_over_are_forgotten() -> None:
+    folding = Folding()
+    event = Event("kind", Severity.INFO, "kernel", "message")
+    for number in range(100):
+        folding.take(number, 0.0, lambda: event)
+    assert folding.due(599.0) == []
+    assert len(folding._storms) == 100
+    assert folding.due(600.0) == []
+    assert folding._storms == {}
 
 
 def test_a_storm_read_late_is_told_by_the_times_of_its_records(node: Node) -> None:
