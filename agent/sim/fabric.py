@@ -18,6 +18,7 @@ _WRITE_BYTES = 1 << 20
 _BUSY_SHARE = 0.62  # of the link's rate while a job computes and exchanges by turns
 _NARROW = (1 << 32) - 1  # where port_xmit_wait stays
 _DOWNED_LIMIT = 255
+_WAKES = 4  # after the FIFO went
 _HANGING = "counters/port_xmit_data"
 _STATUS = {
     True: {"state": "4: ACTIVE", "phys_state": "5: LinkUp"},
@@ -44,7 +45,8 @@ class SimPort:
         self._downed = 0
         self._shown: dict[str, str] = {}
         self._hung = False
-        self._let_go: Path | None = None
+        self._let_go = self._aside / "released"
+        self._wakes_left = 0
 
     @property
     def hung(self) -> bool:
@@ -53,11 +55,10 @@ class SimPort:
 
     def advance(self, seconds: float, intensity: float) -> None:
         """Let time pass with so much of the usual traffic (0 to 1)."""
-        if self.up:
-            sent = self.rate_bps / 8 * _BUSY_SHARE * intensity * seconds
-            self._sent += sent
-            self._received += sent * (0.985 + 0.03 * self._phase)
-            self._waited += sent / 9e4
+        sent = self.rate_bps / 8 * _BUSY_SHARE * intensity * seconds
+        self._sent += sent
+        self._received += sent * (0.985 + 0.03 * self._phase)
+        self._waited += sent / 9e4
 
     def go_down(self) -> None:
         """Lose the link."""
@@ -89,15 +90,13 @@ class SimPort:
             return
         self._hung = False
         path = self._directory / _HANGING
-        self._let_go = self._aside / "released"
         self._let_go.unlink(missing_ok=True)
         self._let_go.hardlink_to(path)
         draft = self._aside / "draft"
-        draft.write_text("\n", encoding="utf-8")
+        draft.write_text(f"{self._files()[_HANGING]}\n", encoding="utf-8")
         draft.replace(path)  # first: who goes on must find the file
-        self._shown.pop(_HANGING, None)
+        self._wakes_left = _WAKES
         self._wake_reader()
-        self.write()
 
     def write(self) -> None:
         """Show what changed since the last time, in the files as they are."""
@@ -105,14 +104,16 @@ class SimPort:
             if self._shown.get(file) != text and not (self._hung and file == _HANGING):
                 rewrite(self._directory / file, text)
                 self._shown[file] = text
-        if self._let_go is not None:
-            self._wake_reader()  # one that came for the FIFO just before it went
-            self._let_go.unlink(missing_ok=True)
-            self._let_go = None
+        if self._wakes_left:
+            self._wake_reader()
 
     def _wake_reader(self) -> None:
+        """Let a reader of the FIFO go on; it may have found it just before it went, and come to read it only now."""
         with contextlib.suppress(OSError):  # ENXIO: nobody reads
-            os.close(os.open(str(self._let_go), os.O_WRONLY | os.O_NONBLOCK))
+            os.close(os.open(self._let_go, os.O_WRONLY | os.O_NONBLOCK))
+        self._wakes_left -= 1
+        if not self._wakes_left:
+            self._let_go.unlink()
 
     def _files(self) -> dict[str, str]:
         sent, received = int(self._sent), int(self._received)

@@ -144,7 +144,6 @@ class Gpu(Collector):
 
     def _go_without(self, out: Out, now_s: float) -> None:
         """Show what is known without NVML: which GPUs there are, and that none of them answers."""
-        self._fleet.forget_handles()
         self._enumerated = None
         if now_s - self._surveyed_s + self.ctx.interval_s / 2 >= self._slow_interval_s:
             self._fleet.survey_without_nvml(self._census, out)

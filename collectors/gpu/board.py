@@ -209,7 +209,6 @@ class Board:
     def _read_identity(self) -> None:
         for name, (call, show) in readings.IDENTITY.items():
             if call in self._lacks:
-                self._identity.pop(name, None)
                 continue
             try:
                 self._identity[name] = show(self._gpu.ask(call))

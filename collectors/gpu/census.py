@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from agent.api import Context, Out
 
-DRIVER_FILES = "/proc/driver/nvidia/gpus"  # what a hang in reading them is blamed on
+DRIVER_FILES = "driver/nvidia/gpus"  # what a hang in reading them is blamed on
 
 
 class Census:

@@ -61,7 +61,7 @@ class Fleet:
     def survey(self, nvml: Session, count: int, census: Census, out: Out, fatal: Collection[int]) -> None:
         """Look who is there. Raises NvmlError for the codes in `fatal`.
 
-        A GPU that did not answer gets a new handle, and is asked anew what it supports.
+        A GPU that did not answer, for its own or for NVML's sake, gets a new handle and is asked anew what it supports.
         """
         answering = {entry.uuid for entry in self._memory.entries if not entry.reason}
         self._boards = {uuid: board for uuid, board in self._boards.items() if uuid in answering}
@@ -78,10 +78,6 @@ class Fleet:
     def survey_without_nvml(self, census: Census, out: Out) -> None:
         """Look whom the kernel module shows."""
         Survey(self._ctx, self._memory, self._selection, out).add_strangers(census)
-
-    def forget_handles(self) -> None:
-        """Let go of all handles: their session is over."""
-        self._boards.clear()
 
     def read(self, out: Out, now_s: float, fatal: Collection[int]) -> None:
         """Read every GPU that can be, and show how each is. Raises NvmlError for the codes in `fatal`."""

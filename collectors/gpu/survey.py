@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from agent.hw import nvidia
 from agent.hw.nvml import calls, session
 from agent.hw.nvml.session import NvmlError
+from collectors.gpu.board import UNSUPPORTED
 from collectors.gpu.memory import Entry
 
 if TYPE_CHECKING:
@@ -174,7 +175,10 @@ class Survey:
             try:
                 entry.address = nvidia.address(gpu.ask(calls.PCI_BUS_ID)) or ""
             except NvmlError as error:
-                self._out.failed(f"{device_name(entry.label)} PCI address", error)
+                if error.code in self._fatal:
+                    raise
+                if error.code not in UNSUPPORTED:
+                    self._out.failed(f"{device_name(entry.label)} PCI address", error)
         self._memory.save()  # before the next GPU is touched, which may be the end of this process
 
     def _new(self, label: str, uuid: str) -> Entry:

@@ -21,11 +21,14 @@ FREE = Metric("free", Kind.HISTOGRAM, "Free.")
 def context() -> NodeContext:
     nowhere = Path("/nonexistent")
     return NodeContext(
-        logging.getLogger("x"),
-        *[nowhere] * 4,
-        FakeClock(),
-        MemoryState(),
-        None,
+        log=logging.getLogger("x"),
+        sys=nowhere,
+        proc=nowhere,
+        dev=nowhere,
+        kmsg=nowhere,
+        clock=FakeClock(),
+        state=MemoryState(),
+        vm_size=None,
         interval_s=10.0,
         timeout_s=5.0,
         run_id="run",

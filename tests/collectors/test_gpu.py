@@ -309,6 +309,9 @@ def test_nvlinks_are_counted_until_the_driver_says_that_there_are_no_more(node: 
     assert by_gpu(result, "gpu_nvlink_active_links") == {"0": 39}
     node.change({"gpu.0.nvlink.7.state": 1})
     assert by_gpu(node.tick(probe, 60), "gpu_nvlink_active_links") == {"0": 40}
+    node.change({"gpu.1.nvlink.0.state": 1})
+    assert by_gpu(node.tick(probe, 60), "gpu_nvlink_links") == {"0": 40}
+    assert by_gpu(node.tick(probe, 3600), "gpu_nvlink_links") == {"0": 40, "1": 1}
 
 
 # Two tiers

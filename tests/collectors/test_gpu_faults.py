@@ -295,6 +295,31 @@ def test_a_gpu_that_comes_back_out_of_reach_is_the_one_that_vanished(node: GpuNo
     assert select(result, "gpu_up", uuid="") == {}
 
 
+def test_the_handles_of_a_session_that_ended_are_not_used_in_the_next(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = node.probe()
+    probe.collect()
+    with monkeypatch.context() as patch:
+        patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: _raise(pynvml.NVMLError(UNKNOWN)))
+        node.tick(probe)
+    watch = Watch()
+    node.clock.advance(5)
+    probe.collector.collect(watch)
+    gpus = [(f"GPU {gpu}", 10.0) for gpu in range(4)]
+    assert watch.announced == [("nvml", 20.0), *gpus, *gpus]
+
+
+def test_a_gpu_whose_address_nvml_does_not_tell_has_it_from_the_kernel_module(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"gpu.2.return.nvmlDeviceGetPciInfo_v3": 3})
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+    assert result.failures == []
+    assert [device.address for device in result.devices] == [node.address(gpu) for gpu in range(4)]
+    assert value(result, "gpu_info", gpu="2", pci_bus_id=node.address(2)) == 1
+
+
 def test_a_gpu_that_vanished_while_nvml_was_gone_is_lost(node: GpuNode, monkeypatch: pytest.MonkeyPatch) -> None:
     probe = node.probe()
     probe.collect()
@@ -350,6 +375,14 @@ def test_a_gpu_is_left_alone_also_when_the_numbers_have_changed(node: GpuNode) -
     result = node.probe(avoid={"GPU 2": "hang"}).collect()
     assert by_gpu(result, "gpu_up") == {"0": 0, "1": 1, "2": 0, "3": 1}
     assert reasons(result) == {"0": "gpu_lost", "2": "timeout"}
+
+
+def test_another_gpu_at_the_address_of_one_that_is_looked_for_is_not_taken_for_it(node: GpuNode) -> None:
+    node.probe().collect()
+    node.change({"gpu.0.absent": 1, "gpu.1.uuid": "GPU-another"})
+    result = node.probe(avoid={"GPU 2": "hang"}).collect()
+    assert reasons(result) == {"0": "gpu_lost", "1": "gpu_lost", "2": "timeout"}
+    assert set(by_gpu(result, "gpu_utilization_ratio")) == {"3"}
 
 
 class Watch:
@@ -426,7 +459,7 @@ def test_nvml_itself_is_left_alone_after_a_hang_and_its_gpus_are_shown(node: Gpu
 def test_what_the_kernel_module_hangs_on_is_not_read_again(node: GpuNode) -> None:
     node.load_module()
     node.change({"init.return": 9})
-    probe = node.probe(avoid={"/proc/driver/nvidia/gpus": "hang"})
+    probe = node.probe(avoid={"driver/nvidia/gpus": "hang"})
     result = probe.collect()
     assert select(result, "gpu_up") == {}
     assert value(result, "gpu_count", source="proc") == 4

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-PATIENT_S, HASTY_S = 10.0, 0.3
+PATIENT_S, HASTY_S = 10.0, 1.0
 HANG_MS = 60_000
 ALL = dict.fromkeys("0123", 1)
 ALL_BUT_2 = ALL | {"2": 0}
@@ -139,7 +139,7 @@ def test_a_gpu_that_hangs_costs_only_itself_and_is_read_again_later(lane: Lane) 
 
 def test_a_gpu_that_hangs_from_the_start_costs_only_itself(lane: Lane) -> None:
     lane.node.change({"gpu.2.hang_ms.*": HANG_MS})
-    result = collect(lane.start(HASTY_S))
+    result = collect(lane.start(HASTY_S / 2))  # five times as long for a first contact
     assert by_gpu(result, "gpu_up") == ALL_BUT_2
     assert reasons(result) == {"2": "timeout"}
     assert value(result, "gpu_up", gpu="2", uuid=lane.node.uuid(2)) == 0
@@ -156,7 +156,7 @@ def test_a_hang_while_another_gpu_was_lost_does_not_swallow_its_event(lane: Lane
 
 def test_nvml_that_hangs_leaves_the_counts_and_the_names(lane: Lane) -> None:
     lane.node.change({"init.hang_ms": HANG_MS})
-    result = collect(lane.start(HASTY_S / 3))
+    result = collect(lane.start(HASTY_S / 5))  # ten times as long for NVML's start
     assert value(result, "gpu_nvml_up") == 0
     assert {labels_of(s)["source"]: v for s, v in select(result, "gpu_count").items()} == {"proc": 4, "dev": 4}
     assert {labels_of(series)["uuid"] for series in select(result, "gpu_error", reason="timeout")} == {
@@ -192,6 +192,13 @@ def test_a_library_that_is_replaced_is_used_at_once_and_without_a_gap(lane: Lane
     assert by_gpu(result, "gpu_up") == ALL
     assert result.events == []
     assert collect(remote).values.keys() == result.values.keys()
+
+
+def test_a_library_that_is_gone_for_a_moment_is_used_on(lane: Lane) -> None:
+    remote = lane.start()
+    collect(remote)
+    lane.library.unlink()
+    assert by_gpu(collect(remote), "gpu_up") == ALL
 
 
 def test_a_library_that_did_not_fit_is_given_up_when_it_is_replaced(lane: Lane) -> None:

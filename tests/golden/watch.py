@@ -113,11 +113,12 @@ class Watch:
         )
 
     def _run(self, job: Job) -> None:
-        """Run it as the agent does, in another thread from where a device hung."""
+        """Run it as the agent does, in another thread from where a device hung. Only one that does is given up."""
         while True:
             thread = threading.Thread(target=job.run, args=(None, self._store, self._clock, self._ring.record))
             thread.start()
-            thread.join(TIMEOUT_S * DEVICE_SHARE if job.isolates_devices else None)
+            may_hang = job.isolates_devices and any(port.hung for port in self._node.ports)
+            thread.join(TIMEOUT_S * DEVICE_SHARE if may_hang else None)
             if not thread.is_alive():
                 return
             self._threads.append(thread)

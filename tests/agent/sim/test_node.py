@@ -12,6 +12,7 @@ from agent.api import NotPresent
 from agent.sim import nvml
 from agent.sim.clock import FakeClock
 from agent.sim.harness import Probe
+from agent.sim.host import SimInterface
 from agent.sim.machines import MACHINES, UnknownSizeError
 from agent.sim.node import SimNode, UnknownScenarioError
 from agent.sim.scenarios import SCENARIOS
@@ -223,6 +224,20 @@ def test_files_of_a_port_end_in_a_newline_and_are_written_in_place(tmp_path: Pat
         assert all(re.fullmatch(r"\d+\n", path.read_text()) for path in (directory / "counters").iterdir())
 
 
+def test_accelerated_networking_is_the_fast_path_of_the_synthetic_interface(tmp_path: Path) -> None:
+    netdev = SimNode(tmp_path, ND).sys / "class/net/enP46503s1"
+    assert (netdev / "master").resolve() == (tmp_path / "sys/class/net/eth0").resolve()
+    assert (netdev / "master/device/driver").readlink().name == "hv_netvsc"
+    assert (netdev / "device").resolve().name == "b5a7:00:02.0"
+
+
+def test_a_carrier_that_is_lost_twice_has_changed_once() -> None:
+    interface = SimInterface(carrier_changes=2)
+    for up in (False, False, True, True):
+        interface.change_carrier(up=up)
+    assert (interface.up, interface.carrier_changes) == (True, 4)
+
+
 def test_a_node_without_gpus_shows_no_trace_of_a_driver(tmp_path: Path) -> None:
     node = SimNode(tmp_path, "HB176rs_v4")
     assert not (node.proc / "driver").exists()
@@ -269,7 +284,8 @@ def test_a_whole_gpu_tells_everything(tmp_path: Path, sku: str) -> None:
     assert [pynvml.nvmlDeviceGetNvLinkState(handle, link) for link in range(links)] == [1] * links
     with pytest.raises(pynvml.NVMLError_InvalidArgument):
         pynvml.nvmlDeviceGetNvLinkState(handle, links)
-    wanted = [*range(74, 80), 82, 83, 94, 185, 186, 91, (138, 0xFFFFFFFF), *range(142, 146), 230, *range(3, 7)]
+    wanted: list[Any] = [*range(74, 80), 82, 83, 94, 185, 186, 91, *range(142, 146), 230, *range(3, 7)]
+    wanted += [(number, 0xFFFFFFFF) for number in range(138, 142)]
     answers = pynvml.nvmlDeviceGetFieldValues(handle, wanted)
     assert [answer.nvmlReturn for answer in answers] == [0] * len(wanted)
 

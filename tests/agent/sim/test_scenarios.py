@@ -151,6 +151,17 @@ def test_while_a_link_is_down_the_job_waits(story: Callable[..., SimNode]) -> No
     assert state(node, "gpu.0.utilization").startswith("100 ")
 
 
+def test_a_task_that_its_gpu_killed_leaves_the_others_waiting(story: Callable[..., SimNode]) -> None:
+    node = story("day")
+    node.at(49)
+    assert [state(node, f"gpu.{number}.utilization").split()[0] for number in range(8)] == [
+        *["100"] * 5,
+        "0",
+        "100",
+        "100",
+    ]
+
+
 # Links and adapters
 
 
