@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -112,6 +113,7 @@ def test_the_demo_serves_the_page_and_the_metrics_of_a_whole_node(start: Callabl
     until(lambda: demo.get("/readyz")[0] == 200, "the first collection")
     status, page = demo.get("/")
     assert (status, "mlx5_ib3" in page, "NVIDIA A100" in page) == (200, True, True)
+    assert "ND96asr_v4" in page
     assert demo.value('gpu_count{source="nvml"}') == 8
     assert demo.value('infiniband_fabric_ports{status="up"}') == 8
     assert demo.value('infiniband_fabric_ports{status="expected"}') == 8
@@ -124,7 +126,17 @@ def test_the_demo_serves_the_page_and_the_metrics_of_a_whole_node(start: Callabl
 def test_time_passes_and_what_was_told_happens(start: Callable[..., Demo]) -> None:
     demo = start("--speed", "10")
     assert "   1.5 s  the link of mlx5_ib3 goes down\n" in demo.said
+    assert "   6.5 s  job 4712 starts\n" in demo.said  # all of the first minute
     until(lambda: demo.value(FLAPPED) == 1, "the link flaps")
+
+
+def test_a_fast_node_logs_at_the_local_time_of_the_wall(start: Callable[..., Demo]) -> None:
+    demo = start("--scenario", "healthy", "--speed", "10")
+    assert "Ctrl-C" in demo.said
+    log = next(demo.folder.iterdir()) / "slurm" / "slurmd.log"
+    until(lambda: "Launching batch" in log.read_text(), "the job starts")
+    written, stamp = datetime.fromtimestamp(log.stat().st_mtime), log.read_text().splitlines()[-1][1:24]
+    assert abs((written - datetime.fromisoformat(stamp)).total_seconds()) < 2
 
 
 def test_the_demo_says_what_it_is_and_what_will_happen(start: Callable[..., Demo]) -> None:
