@@ -1,21 +1,21 @@
-"""The command line: verbs, options and exit statuses (sysexits.h: 64 usage, 70 internal, 78 configuration)."""
+"""The commands, and their exit statuses (sysexits.h: 64 usage, 70 internal, 78 configuration)."""
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import logging
 import os
 import signal
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from agent import __version__, log
+from agent import log
+from agent.arguments import EXIT_USAGE, complain, parser
 from agent.config.tree import ConfigError
 from agent.registry import RegistryError, installed, refuse_strangers
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Mapping, Sequence
 
     from agent.config.settings import Settings
@@ -23,34 +23,25 @@ if TYPE_CHECKING:
 
 EXIT_OK = 0
 EXIT_FAILED = 1
-EXIT_USAGE = 64
 EXIT_INTERNAL = 70
 EXIT_CONFIG = 78
 
 logger = logging.getLogger("hpcwatch")
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that ends with status 64 and one clear line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where help is."""
-        _complain(f"{self.prog}: {message}; see `{self.prog} --help`")
-        sys.exit(EXIT_USAGE)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status. Never a traceback for the user's mistake."""
-    options = _parser().parse_args(arguments)
-    if options.command in {_run, _demo}:
+    options = parser().parse_args(arguments)
+    command = _COMMANDS[options.verb]
+    if command in {_run, _demo}:
         _end_early_on_signals()
     setup = partial(log.setup, options.log_level, options.log_format)
     setup()
     try:
         refuse_strangers()
-        status = options.command(_Invocation(options, setup))
+        status = command(_Invocation(options, setup))
     except (ConfigError, RegistryError) as mistake:
-        _complain(f"hpcwatch: {mistake}")
+        complain(f"hpcwatch: {mistake}")
         return EXIT_CONFIG
     except _OutputError as error:
         return _without_output(error)
@@ -64,12 +55,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 class _OutputError(Exception):
     """What a command prints could not be written. The cause is the OSError."""
-
-
-def _complain(text: str) -> None:
-    """Write a line to standard error; where that cannot be, the exit status must do."""
-    with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode("utf-8", "replace"))
 
 
 def _print(text: str | bytes) -> None:
@@ -86,7 +71,7 @@ def _without_output(error: _OutputError) -> int:
     cause = error.__cause__
     if isinstance(cause, BrokenPipeError):
         return EXIT_OK
-    _complain(f"hpcwatch: cannot write to standard output: {getattr(cause, 'strerror', cause)}")
+    complain(f"hpcwatch: cannot write to standard output: {getattr(cause, 'strerror', cause)}")
     return EXIT_FAILED
 
 
@@ -148,10 +133,10 @@ def _demo(call: _Invocation) -> int:
     try:
         status = demo.run(wishes, call.plugins, call.child_setup, _print)
     except demo.RefusedError as mistake:
-        _complain(f"hpcwatch demo: {mistake}")
+        complain(f"hpcwatch demo: {mistake}")
         return EXIT_USAGE
     except ListenError as mistake:
-        _complain(f"hpcwatch demo: cannot serve on {options.listen}: {mistake}; --listen sets another address")
+        complain(f"hpcwatch demo: cannot serve on {options.listen}: {mistake}; --listen sets another address")
         return EXIT_FAILED
     return leave(status)
 
@@ -163,7 +148,7 @@ def _once(call: _Invocation) -> int:
     only = call.options.collector
     unknown = sorted(set(only) - set(call.plugins))
     if unknown:
-        _complain(f"hpcwatch once: no collector {', '.join(unknown)}; installed: {', '.join(call.plugins)}")
+        complain(f"hpcwatch once: no collector {', '.join(unknown)}; installed: {', '.join(call.plugins)}")
         return EXIT_USAGE
     if call.options.push:
         logger.warning("--push: no output that sends is configured")
@@ -230,116 +215,14 @@ def _check_web_config(path: str) -> None:
         raise ConfigError("outputs.prometheus.web_config", str(mistake)) from mistake
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="hpcwatch",
-        description="Watches one HPC or AI node and shows what it finds on a Prometheus endpoint.",
-        epilog="Exit status: 0 done, 1 failed, 64 wrong usage, 70 internal error, 78 bad configuration.",
-    )
-    parser.add_argument("--version", action="version", version=f"hpcwatch {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", parser_class=_Parser)
-    common = _common()
-    _verb(verbs, "run", _run, "run the agent in the foreground until SIGTERM or SIGINT", _common(log_level="info"))
-    once = _verb(verbs, "once", _once, "collect once and print what a scraper would see", common)
-    once.add_argument("--format", choices=("text", "openmetrics", "json"), default="text", help="default: text")
-    once.add_argument("--push", action="store_true", help="also send to the configured outputs")
-    once.add_argument(
-        "--collector", action="append", default=[], metavar="NAME", help="only this one, repeatable; on whatever is set"
-    )
-    _add_demo(verbs)
-    collectors = _verb(verbs, "collectors", _collectors, "list each collector, what it needs and what it found", common)
-    collectors.add_argument("--json", action="store_true", help="as JSON")
-    metrics = _verb(verbs, "metrics", _metrics, "list every metric", [_logging()])
-    metrics.add_argument("--format", choices=("table", "markdown", "json"), default="table", help="default: table")
-    config = _verb(verbs, "config", _config, "check the configuration, show it, or write a commented default", common)
-    config.add_argument("action", choices=("check", "show", "init"), help="what to do; init and show print to stdout")
-    return parser
-
-
-def _add_demo(verbs: argparse._SubParsersAction[_Parser]) -> None:
-    demo = _verb(verbs, "demo", _demo, "watch a simulated node until Ctrl-C; touches nothing of this one", [_logging()])
-    demo.add_argument(
-        "--sku", default="ND96asr_v4", metavar="SIZE", help="VM size, default: %(default)s; list: those there are"
-    )
-    demo.add_argument(
-        "--scenario", default="day", metavar="NAME", help="what happens, default: %(default)s; list: those there are"
-    )
-    demo.add_argument(
-        "--listen", type=_listen, default="127.0.0.1:9753", metavar="ADDR", help="default: %(default)s; port 0: any"
-    )
-    demo.add_argument(
-        "--speed", type=_speed, default=1.0, metavar="X", help="simulated seconds in one, 0.1 to 100, default: 1"
-    )
-
-
-def _verb(
-    verbs: argparse._SubParsersAction[_Parser],
-    name: str,
-    command: Callable[[_Invocation], int],
-    text: str,
-    parents: list[_Parser],
-) -> _Parser:
-    verb = verbs.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", parents=parents)
-    verb.set_defaults(command=command)
-    return verb
-
-
-def _logging(log_level: str = "warning") -> _Parser:
-    group = _Parser(add_help=False)
-    group.add_argument("--log-level", choices=log.LEVELS, default=log_level, help=f"default: {log_level}")
-    group.add_argument("--log-format", choices=("text", "json"), default="text", help="default: text")
-    group.add_argument("--version", action="version", version=f"hpcwatch {__version__}")
-    return group
-
-
-def _assignment(text: str) -> str:
-    if "=" not in text:
-        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, such as agent.interval=5s, got {text!r}")
-    return text
-
-
-def _listen(text: str) -> str:
-    from agent.address import parse_listen  # noqa: PLC0415 - one verb's option
-
-    try:
-        parse_listen(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
-
-
-def _speed(text: str) -> float:
-    try:
-        speed = float(text)
-    except ValueError:
-        speed = 0.0
-    if not 0.1 <= speed <= 100:  # noqa: PLR2004 - as the help says; nan is no speed either
-        raise argparse.ArgumentTypeError(f"expected a number from 0.1 to 100, got {text!r}")
-    return speed
-
-
-def _common(log_level: str = "warning") -> list[_Parser]:
-    group = _Parser(add_help=False)
-    group.add_argument(
-        "--config",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="configuration, repeatable; default: /etc/hpcwatch/hpcwatch.yaml if there",
-    )
-    group.add_argument("--config-dir", metavar="DIR", help="default: /etc/hpcwatch/conf.d")
-    group.add_argument("--sysfs", metavar="DIR", help="root of sysfs, default: /sys")
-    group.add_argument("--procfs", metavar="DIR", help="root of procfs, default: /proc")
-    group.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        type=_assignment,
-        metavar="KEY=VALUE",
-        help="one setting, such as agent.interval=5s",
-    )
-    return [group, _logging(log_level)]
-
+_COMMANDS: Mapping[str, Callable[[_Invocation], int]] = {
+    "run": _run,
+    "once": _once,
+    "demo": _demo,
+    "collectors": _collectors,
+    "metrics": _metrics,
+    "config": _config,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from agent.sim.machines import BLACKWELL
+
 if TYPE_CHECKING:
     from agent.sim.machines import GpuModel
 
@@ -46,8 +48,9 @@ class Faults:
     """What has gone wrong since the driver was loaded, and since the card was made."""
 
     lost: bool = False
-    corrected: int = 0
-    uncorrected: int = 0  # since the driver was loaded; the card's own total keeps them
+    corrected: int = 0  # since the driver was loaded; the card's own totals go on from before
+    uncorrected: int = 0
+    corrected_before: int = 0
     uncorrected_before: int = 0
     remapped_correctable: int = 0
     remapped_uncorrectable: int = 0
@@ -83,6 +86,7 @@ class SimGpu:
         self.energy_j = self.model.power_idle * 2.4e5 * (1 + self.phase)
         self.nvlink_bytes = self.nvlinks * 3.1e13 * (1 + self.phase / 9)
         self.faults.corrected = int(self.phase * 3)
+        self.faults.corrected_before = int(self.phase * 11)
         self.faults.remapped_correctable = int(self.phase * 1.3)
 
     @property
@@ -126,6 +130,7 @@ class SimGpu:
         """Reset it, which also brings a lost one back: pending remaps take place, and what counts from then is 0."""
         faults = self.faults
         self.faults = Faults(
+            corrected_before=faults.corrected_before + faults.corrected,
             uncorrected_before=faults.uncorrected_before + faults.uncorrected,
             remapped_correctable=faults.remapped_correctable,
             remapped_uncorrectable=faults.remapped_uncorrectable,
@@ -164,7 +169,7 @@ class SimGpu:
             "pci_device_id": f"{model.pci_device:#x}",
             "pci_subsystem_id": f"{model.pci_subsystem:#x}",
             "minor": str(self.number),
-            "brand": "9" if model.fraction else "14",  # nvmlBrandType_t: virtual compute server, NVIDIA
+            "brand": "10" if model.fraction else "14",  # nvmlBrandType_t: virtual workstation, NVIDIA
             "architecture": str(model.architecture),
             "cuda_capability": model.capability,
             "vbios": model.vbios,
@@ -226,16 +231,17 @@ class SimGpu:
 
     def _health(self) -> dict[str, str]:
         faults = self.faults
+        corrected = faults.corrected_before + faults.corrected
         uncorrected = faults.uncorrected_before + faults.uncorrected
         rows = (faults.remapped_correctable, faults.remapped_uncorrectable, int(faults.remap_pending), 0)
         return {
             "ecc_mode": "1 1",
             "ecc_total.corrected.volatile": str(faults.corrected),
-            "ecc_total.corrected.aggregate": str(faults.corrected),
+            "ecc_total.corrected.aggregate": str(corrected),
             "ecc_total.uncorrected.volatile": str(faults.uncorrected),
             "ecc_total.uncorrected.aggregate": str(uncorrected),
             **{f"field.{3 + i}": f"ull:{n}" for i, n in enumerate((faults.corrected, faults.uncorrected))},
-            **{f"field.{5 + i}": f"ull:{n}" for i, n in enumerate((faults.corrected, uncorrected))},
+            **{f"field.{5 + i}": f"ull:{n}" for i, n in enumerate((corrected, uncorrected))},
             "remapped_rows": " ".join(map(str, rows)),
             **{f"field.{142 + i}": f"ui:{n}" for i, n in enumerate(rows)},
             "field.230": f"ui:{faults.recovery_action}",
@@ -249,9 +255,10 @@ class SimGpu:
             "field.94": f"ui:{self.faults.pcie_replays}",
         }
         if self.nvlinks:
-            data, raw = int(self.nvlink_bytes) >> 10, int(self.nvlink_bytes * _PROTOCOL) >> 10
             shown |= {f"nvlink.{link}.state": "1" for link in range(self.nvlinks)}
             shown["field.91"] = f"ui:{self.nvlinks}"
+        if self.nvlinks and self.model.architecture < BLACKWELL:  # from then on each link has its own counters
+            data, raw = int(self.nvlink_bytes) >> 10, int(self.nvlink_bytes * _PROTOCOL) >> 10
             shown |= {f"field.{138 + i}.{ALL_LINKS}": f"ull:{n}" for i, n in enumerate((data, data, raw, raw))}
         return shown
 

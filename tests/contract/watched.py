@@ -16,9 +16,10 @@ from tests.collectors.gpunode import GpuNode, labels_of
 from tests.fakenvml import library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Set
+    from collections.abc import Collection, Iterable, Mapping
 
 GPUS = tuple("01234567")
+VERSION = "570.133.20"
 ANSWERS_WITHIN_S = 1.0
 ENDS_WITHIN_S = 5.0
 # The timeout is long for a process that waits for a processor, and short for a test that waits for the timeout.
@@ -36,16 +37,24 @@ class Site:
         self.calls = folder / "calls"
         self.kmsg = folder / "kmsg"
         self.kmsg.touch()
+        self.node.plug_in()
         self.uptime(10_000)
         self.environment = {"FAKENVML_STATE": str(self.node.state_file), "FAKENVML_CALLS": str(self.calls)}
         self.place.quiet.write_text(QUIET.replace("textfile:", "kernel: {enabled: false}, textfile:"))
         self.configure()
 
-    def install(self, version: str | None = None) -> None:
-        """Install the driver: its library and what its kernel module shows."""
-        library.build(self.library.parent, version=version)
-        self.node.load_module()
-        self.node.plug_in()
+    def install(self, version: str = VERSION) -> None:
+        """Install a driver: its library behind the link to it, and what its kernel module shows."""
+        self.link(version)
+        self.node.load_module(version)
+
+    def link(self, version: str) -> None:
+        """Install the library of a version only, or another one in its place."""
+        built = library.build(self.place.folder / version, version=version)
+        self.library.parent.mkdir(exist_ok=True)
+        beside = self.library.with_name("link")
+        beside.symlink_to(built)
+        beside.replace(self.library)
 
     def uptime(self, seconds: float) -> None:
         """Say how long ago the node was booted."""
@@ -165,6 +174,6 @@ def down(page: Mapping[str, float]) -> dict[str, str]:
     return {labels_of(series)["gpu"]: labels_of(series)["reason"] for series in select(page, "gpu_error")}
 
 
-def series_of(page: Iterable[str], gpus: Set[str]) -> set[str]:
+def series_of(page: Iterable[str], gpus: Collection[str]) -> set[str]:
     """Return the series of these GPUs."""
     return {text for text in page if text.startswith("gpu_") and labels_of(text).get("gpu") in gpus}

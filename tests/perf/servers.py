@@ -1,4 +1,4 @@
-"""Start the agent or a peer on a fake tree, scrape it, and read what it cost from /proc."""
+"""Start the agent or a peer on a fake tree, scrape it, and see what it cost."""
 
 from __future__ import annotations
 
@@ -11,30 +11,48 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _SERVES = re.compile(rb"serves http://127\.0\.0\.1:(\d+)/metrics")
+_KIB_PER_MIB = 1024
+OTHERS = ("gpu", "host", "kernel", "textfile")  # the collectors that come with the agent, without InfiniBand
 
 
-class Server:
-    """A process that answers /metrics on a loopback port."""
+class Process:
+    """What a process uses."""
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int, first_page_s: float) -> None:
-        self.process = process
-        self.port = port
-        self.first_page_s = first_page_s
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
 
     def cpu_s(self) -> float:
         """User and system time of the process so far, threads that ended included."""
-        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) * TICK_S
+        return time.clock_gettime(~self.pid << 3 | 2)  # its clock's number, as in clock_getcpuclockid(3) of glibc
+
+    def memory_mib(self) -> tuple[float, float]:
+        """Resident memory, and that with each page divided by the number of processes that have it (PSS)."""
+        lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]
+        kib = {key: int(rest.split()[0]) for key, _, rest in (line.partition(":") for line in lines)}
+        return kib["Rss"] / _KIB_PER_MIB, kib["Pss"] / _KIB_PER_MIB
+
+    def children(self) -> list[Process]:
+        """The processes that it started and that have not ended."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        pids = [pid for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
+        return [Process(int(pid)) for pid in pids]
+
+
+class Server(Process):
+    """A process that answers /metrics on a loopback port."""
+
+    def __init__(self, pid: int, port: int, first_page_s: float) -> None:
+        super().__init__(pid)
+        self.port = port
+        self.first_page_s = first_page_s
 
     def resident_mib(self) -> float:
         """Resident memory."""
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return self.memory_mib()[0]
 
     def scrape(self) -> bytes:
         """Fetch the page over a new connection."""
@@ -63,21 +81,28 @@ def _get(connection: http.client.HTTPConnection) -> bytes:
 @contextlib.contextmanager
 def agent(sysfs: Path, scratch: Path, *settings: str) -> Iterator[Server]:
     """Run the agent with its InfiniBand collector only."""
-    command = [sys.executable, "-m", "agent", "run", "--sysfs", str(sysfs), "--config-dir", str(scratch / "none")]
     fixed = (
-        "outputs.prometheus.listen=127.0.0.1:0",
+        f"agent.sysfs={sysfs}",
         f"agent.state_dir={scratch / 'state'}",
         f"agent.socket={scratch / 'agent.sock'}",
-        "collectors.host.enabled=false",
-        "collectors.textfile.enabled=false",
+        *(f"collectors.{name}.enabled=false" for name in OTHERS),
     )
-    for setting in (*fixed, *settings):
+    with whole_agent((*fixed, *settings), b"node_infiniband_info") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def whole_agent(
+    settings: Sequence[str], last: bytes, environment: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """Run the agent with all its collectors, and wait until the page has `last`, which comes last."""
+    command = [sys.executable, "-m", "agent", "run", "--config-dir", "/nonexistent", "--config", os.devnull]
+    for setting in ("outputs.prometheus.listen=127.0.0.1:0", *settings):
         command += ["--set", setting]
     started_s = time.perf_counter()
-    with subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0) as process:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0, env=environment) as process:
         try:
-            port = _announced_port(process)
-            yield _first_page(process, port, started_s, b"node_infiniband_info")
+            yield _first_page(process, _announced_port(process), started_s, last)
         finally:
             process.terminate()
 
@@ -120,7 +145,7 @@ def _announced_port(process: subprocess.Popen[bytes]) -> int:
 
 
 def _first_page(process: subprocess.Popen[bytes], port: int, started_s: float, wanted: bytes) -> Server:
-    server = Server(process, port, 0.0)
+    server = Server(process.pid, port, 0.0)
     deadline_s = started_s + 10
     while time.perf_counter() < deadline_s:
         with contextlib.suppress(OSError):
