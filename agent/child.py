@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from agent.api import Series
 
+START_PATIENCE_S = 10.0  # for an interpreter to start, on a node whose every core is busy
 KILL_PATIENCE_S = 0.5
 FRAME_LIMIT = 64 << 20
-FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL, signal.SIGFPE})
+SIGNALS_OF_OTHERS = frozenset({signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT})
 _BOOT = "import sys; sys.path[:] = {path!r}; from agent.worker import serve; serve({lifeline})"
 
 
@@ -30,11 +31,15 @@ class WorkerError(Exception):
 
 
 class ChildEndedError(WorkerError):
-    """The child ended by itself. `crashed`: by a signal that a fault in its own code raises."""
+    """The child ended by itself. `by_signal_of_others`: as somebody ends a process, not as a fault of its own does."""
 
-    def __init__(self, text: str, *, crashed: bool) -> None:
+    def __init__(self, text: str, *, by_signal_of_others: bool) -> None:
         super().__init__(text)
-        self.crashed = crashed
+        self.by_signal_of_others = by_signal_of_others
+
+
+class OutdatedError(WorkerError):
+    """The child says that it is of no more use (`agent.api.Outdated`)."""
 
 
 class Child:
@@ -74,12 +79,11 @@ class Child:
             self._stdin.write(encode(message))
 
     def receive(self, deadline_s: float, monotonic: Callable[[], float]) -> tuple[Any, ...] | None:
-        """Return the next frame; None when the deadline passed. Raises WorkerError when the child is gone."""
+        """Return the next frame; None when there is none by the deadline. Raises ChildEndedError."""
         while (frame := self._take_frame()) is None:
-            left_s = deadline_s - monotonic()
-            if left_s <= 0:
-                return None
-            if not self._poll.poll(left_s * 1000):
+            if not self._poll.poll(max(0.0, deadline_s - monotonic()) * 1000):
+                if monotonic() >= deadline_s:
+                    return None
                 continue
             data = os.read(self._stdout.fileno(), 1 << 20)
             if not data:
@@ -100,6 +104,11 @@ class Child:
         del self._buffer[:end]
         return cast("tuple[Any, ...]", frame)
 
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+        return self.process.pid
+
     def kill(self) -> bool:
         """Kill it and what it started; False when it does not die, which the caller must remember."""
         # It leads a process group of its own, which may outlive it. Refused when only a set-user-ID program is left.
@@ -118,6 +127,71 @@ class Child:
         try:
             status = self.process.wait(KILL_PATIENCE_S)
         except subprocess.TimeoutExpired:  # stuck on its way out
-            return ChildEndedError("its process ended: it closed its output", crashed=False)
+            return ChildEndedError("its process ended: it closed its output", by_signal_of_others=False)
         how = f"killed by signal {-status} ({signal.strsignal(-status)})" if status < 0 else f"exit status {status}"
-        return ChildEndedError(f"its process ended: {how}", crashed=-status in FAULTS)
+        return ChildEndedError(f"its process ended: {how}", by_signal_of_others=-status in SIGNALS_OF_OTHERS)
+
+
+class Run:
+    """One run asked of a child: the device in hand, since when and for how long it may be, and how the run ended."""
+
+    def __init__(self, child: Child, timeout_s: float, monotonic: Callable[[], float], *, rescan: bool) -> None:
+        self.child = child
+        self.device = ""
+        self.limit_s = START_PATIENCE_S if child.starting else timeout_s
+        self.memory: str | None = None  # what the collector wants remembered
+        self.frame: tuple[Any, ...] | None = None  # that ended it
+        self._timeout_s = timeout_s
+        self._monotonic = monotonic
+        self._since_s = monotonic()
+        child.send(("run", rescan))
+
+    @property
+    def overdue(self) -> bool:
+        """True when it has not ended and the device in hand has had its time."""
+        return self.frame is None and self._monotonic() >= self._since_s + self.limit_s
+
+    @property
+    def brings_points(self) -> bool:
+        """True when it ended with values."""
+        return self.frame is not None and self.frame[0] == "points"
+
+    @property
+    def trouble(self) -> WorkerError | None:
+        """Why the child is of no more use; None while it may be, and when it answered."""
+        if self.overdue:
+            return WorkerError(f"no answer within {self.limit_s:g} s")
+        if self.frame is not None and self.frame[0] == "outdated":
+            return OutdatedError(str(self.frame[1]))
+        return None
+
+    def follow(self, working_on: Callable[[str, float], None]) -> None:
+        """Follow it to its end, or to the deadline of a device. Raises ChildEndedError."""
+        while self.frame is None and self._step(self._since_s + self.limit_s, working_on):
+            pass
+
+    def glance(self) -> None:
+        """Follow it as far as it has come. Raises ChildEndedError."""
+        while self.frame is None and self._step(self._monotonic(), lambda _device, _limit_s: None):
+            pass
+
+    def _step(self, deadline_s: float, working_on: Callable[[str, float], None]) -> bool:
+        frame = self.child.receive(deadline_s, self._monotonic)
+        if frame is None:
+            return False
+        kind, *rest = frame
+        if kind == "on":
+            self.device, limit_s = rest
+            self._begin(limit_s or self._timeout_s)
+            working_on(self.device, self.limit_s)
+        elif kind == "ready":
+            self.child.starting = False
+            self._begin(self._timeout_s)
+        elif kind == "state":
+            self.memory = rest[0]
+        else:
+            self.frame = frame
+        return True
+
+    def _begin(self, limit_s: float) -> None:
+        self.limit_s, self._since_s = limit_s, self._monotonic()

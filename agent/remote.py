@@ -1,9 +1,11 @@
 """The PROCESS lane, the agent's side: a collector in a child process, because its calls may never return and may crash.
 
 `Remote` stands in for the collector. It asks the child (`agent.worker`) for one run at a time and waits for each device
-no longer than its deadline. A child that hangs or crashes on a device is replaced at once by one that leaves the device
-alone; a child that cannot even be killed (a driver holds it) is abandoned, and while two such of one collector exist no
-more are started. Programs that a child started end with it, and all of them end with the agent, however that ends.
+no longer than its deadline. A child that hangs or crashes on a device is replaced within the run by one that leaves the
+device alone (`agent.quarantine`). Whether the device works again is found out beside the runs, by a second child: if
+that answers it takes over, if not the others lost nothing. A child that cannot even be killed (a driver holds it) is
+abandoned, and while two such of one collector exist no more are started. Programs that a child started end with it,
+and all of them end with the agent, however that ends.
 """
 
 from __future__ import annotations
@@ -13,20 +15,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from agent.api import Collector, Device, Event, Kind, Metric, NotPresent, Series, Severity
-from agent.child import Child, ChildEndedError, WorkerError
+from agent.child import START_PATIENCE_S, Child, ChildEndedError, OutdatedError, Run, WorkerError
+from agent.quarantine import Quarantine
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Mapping
-
     from agent.api import Context, Out
     from agent.worker import Assignment
 
 ABANDONED_LIMIT = 2
-START_PATIENCE_S = 10.0  # for an interpreter to start, on a node whose every core is busy
-AVOID_FIRST_S = 30.0
-AVOID_LAST_S = 900.0
-FORGIVEN_AFTER_S = 3600.0  # a device without a hang for this long counts as healthy again
+HANG_BUDGET = 5  # times the timeout: what devices that hang may cost one run
 
 
 class CollectorError(Exception):
@@ -34,53 +31,43 @@ class CollectorError(Exception):
 
 
 class Usage:
-    """What the children of one collector used, how often one was replaced, and those that cannot be killed."""
+    """What the children of one collector used, how often one was replaced, and what they leave alone."""
 
     def __init__(self) -> None:
         self.restarts = 0
         self.resident_bytes: int | None = None
-        self._abandoned: list[subprocess.Popen[bytes]] = []
-        self._ended_cpu_s = 0.0
-        self._cpu_s = 0.0
+        self.quarantine = Quarantine()
+        self._cpu_s = (0.0, 0.0)  # of those that ended, of the present one: replaced together, read by other threads
 
     @property
     def cpu_seconds(self) -> float:
         """Processor time of all children so far; of one that was killed, as it last told."""
-        return self._ended_cpu_s + self._cpu_s
+        return sum(self._cpu_s)
 
     def note(self, cpu_s: float, resident_bytes: int | None) -> None:
         """Take what the present child tells of itself."""
-        self._cpu_s, self.resident_bytes = cpu_s, resident_bytes
+        self._cpu_s, self.resident_bytes = (self._cpu_s[0], cpu_s), resident_bytes
 
     def end(self) -> None:
         """Note that the present child is no more, or no more of use."""
-        self._ended_cpu_s, self._cpu_s, self.resident_bytes = self.cpu_seconds, 0.0, None
-
-    def abandon(self, process: subprocess.Popen[bytes]) -> None:
-        """Remember a child that does not die."""
-        self._abandoned = [*self._abandoned, process]
-
-    def stuck_pids(self) -> list[int]:
-        """Return the process numbers of the children that have not died yet."""
-        self._abandoned = [process for process in self._abandoned if process.poll() is None]
-        return [process.pid for process in self._abandoned]
+        self._cpu_s, self.resident_bytes = (self.cpu_seconds, 0.0), None
 
     def stuck(self) -> int:
-        """Return how many these are."""
-        return len(self.stuck_pids())
+        """Return how many children hang and cannot be killed."""
+        return len(self.quarantine.stuck())
 
 
-# By collector, because a reload makes a new Remote but processes that cannot be killed are still there.
+# By collector, because a reload makes a new Remote.
 usage: dict[str, Usage] = {}
 
 
 @dataclass
-class _Grudge:
-    """A device that a child hung on or crashed in, and until when (monotonic seconds) children leave it alone."""
+class _Trial:
+    """A child that reads a device from the quarantine, with all others, while the present child goes on without it."""
 
-    what: str  # hang, crash
-    until_s: float
-    count: int
+    device: str
+    what: str  # was done on it: hang, crash
+    run: Run
 
 
 class Remote(Collector):
@@ -94,10 +81,12 @@ class Remote(Collector):
         self._assignment = assignment
         self._metrics = {metric.name: metric for metric in assignment.collector.metrics}
         self._usage = usage.setdefault(assignment.collector.name, Usage())
+        self._quarantine = self._usage.quarantine
         self._child: Child | None = None
+        self._trial: _Trial | None = None
         self._memory: str | None = None  # the collector's state, as JSON
-        self._grudges: dict[str, _Grudge] = {}
-        self._avoiding: Mapping[str, str] = {}
+        self._avoiding: dict[str, str] = {}
+        self._killed_on: str | None = None  # the device in hand when a child was killed last
         self._found = ""
         self._rescan = True
 
@@ -113,117 +102,164 @@ class Remote(Collector):
 
     def collect(self, out: Out) -> None:
         """Ask the child for one run and pass it on. Raises what the collector raised, or WorkerError."""
-        outdated = False
+        self._look_after_trial(out)
+        lost_s = 0.0
+        retried = False
         while True:
-            child = self._running_child(out)
-            child.send(("run", self._rescan))
-            frame, device, trouble = self._await(child, out)
-            if frame is not None and frame[0] != "outdated":
-                self._rescan = False
-                self._replay(child, frame, out)
+            run, trouble = self._ask(out)
+            if trouble is None:
+                self._rescan, self._killed_on = False, None
+                self._replay(run, out)
                 return
-            self._replace()
-            if frame is None:
-                self._blame(device, "crash" if isinstance(trouble, ChildEndedError) else "hang")
-                out.failed(device, f"{trouble}, process replaced")
-            elif outdated:
-                raise WorkerError(f"a new process was no better: {frame[1]}")
+            is_fault_of_device = self._is_fault_of(run.device, trouble)
+            if is_fault_of_device:
+                self._confine(run, trouble)
+            self._usage.restarts += 1
+            self._end_child(run.device)
+            if is_fault_of_device:
+                lost_s += run.limit_s if run.overdue else 0.0
+                if lost_s > HANG_BUDGET * self.ctx.timeout_s:
+                    raise WorkerError(f"devices that hang took {lost_s:g} s of one run; the next goes on without them")
+            elif retried or not isinstance(trouble, (ChildEndedError, OutdatedError)):
+                raise WorkerError(f"{trouble} on {run.device}" if run.device else str(trouble)) from trouble
             else:
-                outdated = True
-                self.ctx.log.info("going on in a new process: %s", frame[1])
+                retried = True
+                self.ctx.log.info("process %d: %s; going on in a new one", run.child.pid, trouble)
 
     def close(self) -> None:
-        """End the child. One that cannot be killed is remembered as abandoned."""
-        child, self._child, self._rescan = self._child, None, True
-        self._usage.end()
-        if child is not None and not child.kill():
-            self._usage.abandon(child.process)
+        """End the children. One that cannot be killed is remembered as abandoned."""
+        self._end_child("")
+        trial, self._trial = self._trial, None
+        if trial is not None:
+            self._kill(trial.run.child, trial.device)
 
-    def _replace(self) -> None:
-        self._usage.restarts += 1
-        self.close()
+    def _ask(self, out: Out) -> tuple[Run, WorkerError | None]:
+        """Have the child run once; return the run and what became of it, None for an answer. Raises WorkerError."""
+        run = Run(self._running_child(out), self.ctx.timeout_s, self.ctx.clock.monotonic, rescan=self._rescan)
+        try:
+            run.follow(out.working_on)
+        except ChildEndedError as end:
+            return run, end
+        except BaseException:
+            self.close()  # an answer that was not taken whole must not be taken for the next one's
+            raise
+        finally:
+            self._keep(run)
+        return run, run.trouble
 
     def _running_child(self, out: Out) -> Child:
-        now_s = self.ctx.clock.monotonic()
-        avoid = {device: grudge.what for device, grudge in self._grudges.items() if now_s < grudge.until_s}
-        if self._child is not None and avoid != self._avoiding:
-            self.close()  # time to try a device again that an earlier child hung on
         if self._child is None:
             self._refuse_too_many()
-            if self._memory is None:
-                self._memory = json.dumps(self.ctx.state.load())
             out.working_on("", START_PATIENCE_S)
-            self._child, self._avoiding = Child(self._assignment, self._memory, avoid), avoid
+            self._avoiding = self._quarantine.avoid
+            self._child = self._start(self._avoiding)
         return self._child
 
+    def _start(self, avoid: dict[str, str]) -> Child:
+        if self._memory is None:
+            self._memory = json.dumps(self.ctx.state.load())
+        return Child(self._assignment, self._memory, avoid)
+
     def _refuse_too_many(self) -> None:
-        pids = self._usage.stuck_pids()
+        pids = self._quarantine.stuck()
         if len(pids) >= ABANDONED_LIMIT:
             listed = ", ".join(map(str, pids))
             raise WorkerError(f"processes {listed} hang in the kernel and cannot be killed; no more are started")
 
-    def _await(self, child: Child, out: Out) -> tuple[tuple[Any, ...] | None, str, Exception | None]:
-        """Wait for the end of a run: the frame that ends it; or None, the device to blame, and what is wrong with it.
+    def _is_fault_of(self, device: str, trouble: WorkerError) -> bool:
+        """Say whether leaving a device alone would help."""
+        if not device or device in self._avoiding or isinstance(trouble, OutdatedError):
+            return False
+        if isinstance(trouble, ChildEndedError) and trouble.by_signal_of_others:
+            # The kernel may have killed it for memory that it took on this device; once is somebody's whim.
+            again, self._killed_on = self._killed_on == device, device
+            return again
+        return True
 
-        Raises WorkerError, and the child is gone, when no device can be blamed that was not blamed before.
-        """
-        device = ""
+    def _confine(self, run: Run, trouble: WorkerError) -> None:
+        what = "crash" if isinstance(trouble, ChildEndedError) else "hang"
+        news = self._quarantine.confine(run.device, what, self.ctx.clock.monotonic())
+        log = self.ctx.log.warning if news else self.ctx.log.info
+        log("%s: %s; process %d is replaced by one that leaves it alone", run.device, trouble, run.child.pid)
+
+    def _look_after_trial(self, out: Out) -> None:
+        """See how the trial fares, or begin one when a device's time has come."""
+        trial = self._trial
+        if trial is None:
+            self._begin_trial()
+            return
         try:
-            monotonic = self.ctx.clock.monotonic
-            limit_s = START_PATIENCE_S if child.starting else self.ctx.timeout_s
-            while (frame := child.receive(monotonic() + limit_s, monotonic)) is not None:
-                kind, *rest = frame
-                if kind == "on":
-                    device, limit_s = rest[0], rest[1] or self.ctx.timeout_s
-                    out.working_on(device, limit_s)
-                elif kind == "ready":
-                    child.starting, limit_s = False, self.ctx.timeout_s
-                elif kind == "state":
-                    self._keep(rest[0])
-                else:
-                    return frame, device, None
-            trouble: WorkerError = WorkerError(f"no answer within {limit_s:g} s")
+            trial.run.glance()
+            trouble = trial.run.trouble
         except ChildEndedError as end:
-            if not end.crashed:
-                device = ""  # somebody killed it
             trouble = end
-        except BaseException:
-            self.close()  # an answer that was not taken whole must not be taken for the next one's
-            raise
-        if not device or device in self._avoiding:
-            self._replace()
-            raise WorkerError(f"{trouble} on {device}" if device else str(trouble))
-        return None, device, trouble
-
-    def _keep(self, memory: str) -> None:
-        self._memory = memory
-        self.ctx.state.save(json.loads(memory))
-
-    def _blame(self, device: str, what: str) -> None:
+        if trouble is None and trial.run.frame is None:
+            return
+        self._trial = None
         now_s = self.ctx.clock.monotonic()
-        before = self._grudges.get(device)
-        count = 1 if before is None or now_s - before.until_s >= FORGIVEN_AFTER_S else before.count + 1
-        self._grudges[device] = _Grudge(what, now_s + min(AVOID_FIRST_S * 2 ** (count - 1), AVOID_LAST_S), count)
+        if trouble is None and trial.run.brings_points:
+            self._quarantine.release(trial.device, now_s)
+            self._take_over(trial.run, out)
+            self.ctx.log.info("%s: answers again", trial.device)
+            return
+        self._kill(trial.run.child, trial.device)
+        self._quarantine.confine(trial.device, trial.what, now_s)
+        self.ctx.log.info("%s: still %s", trial.device, trouble or trial.run.frame)
 
-    def _replay(self, child: Child, frame: tuple[Any, ...], out: Out) -> None:
-        kind, *rest = frame
+    def _begin_trial(self) -> None:
+        device = self._quarantine.due(self.ctx.clock.monotonic())
+        # One that gets stuck, too, must not use up what the present child's successor may need.
+        if not device or self._child is None or len(self._quarantine.stuck()) >= ABANDONED_LIMIT:
+            return
+        avoid = self._quarantine.avoid
+        what = avoid.pop(device)
+        run = Run(self._start(avoid), self.ctx.timeout_s, self.ctx.clock.monotonic, rescan=True)
+        self._trial = _Trial(device, what, run)
+
+    def _take_over(self, run: Run, out: Out) -> None:
+        """Go on with the child of a trial. Its events count; its values were read between two runs."""
+        self._usage.restarts += 1
+        self._end_child("")
+        self._child, self._avoiding = run.child, self._quarantine.avoid
+        self._keep(run)
+        self._replay(run, out, points=False)
+
+    def _end_child(self, device: str) -> None:
+        child, self._child, self._rescan = self._child, None, True
+        self._usage.end()
+        if child is not None:
+            self._kill(child, device)
+
+    def _kill(self, child: Child, device: str) -> None:
+        if not child.kill():
+            self._quarantine.abandon(child.process, device)
+
+    def _keep(self, run: Run) -> None:
+        if run.memory is not None:
+            self._memory = run.memory
+            self.ctx.state.save(json.loads(run.memory))
+
+    def _replay(self, run: Run, out: Out, *, points: bool = True) -> None:
+        kind, *rest = run.frame or ("failed", "no answer")
         if kind == "absent":
             raise NotPresent(rest[0])
         if kind == "failed":
             raise CollectorError(rest[0])
         known, new, ids, values, failures, events, devices, self._found, used = rest
         self._usage.note(*used)
+        series = run.child.series
         try:
-            child.series[known:] = [self._series(definition) for definition in new]
-            out.extend([child.series[i] for i in ids], values)
-            for what, text in failures:
-                out.failed(what, text)
+            series[known:] = [self._series(definition) for definition in new]
             for severity, fields in events:
                 out.event(Event(severity=Severity(severity), **fields))
-            for fields in devices:
-                out.device(Device(*fields))
+            if points:
+                out.extend([series[i] for i in ids], values)
+                for what, text in failures:
+                    out.failed(what, text)
+                for names in devices:
+                    out.device(Device(*names))
         except BaseException:
-            self.close()  # as in `_await`
+            self.close()  # as in `_ask`
             raise
 
     def _series(self, definition: tuple[Any, ...]) -> Series:

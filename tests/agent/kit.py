@@ -294,8 +294,9 @@ class Devices(Collector):
             out.add(self._series[name], len(sys.stdin.read()))
         elif text == "log":
             self.ctx.log.warning("spoken in the child")
-        elif text == "outdated":
-            raise Outdated("another driver")
+        elif text.endswith(" once"):
+            answers(Path(self.options.folder) / name, "0")
+            TROUBLE[text.removesuffix(" once")](name, out)
         elif text.startswith("remember "):
             self.ctx.state.save({"word": text.removeprefix("remember ")})
         elif text == "recall":
@@ -315,8 +316,13 @@ def _abort(_device: str, _out: Out) -> None:
     os.abort()
 
 
-def _end(_device: str, _out: Out) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _end(number: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.kill(os.getpid(), number)
+
+
+def _outdated(_device: str, _out: Out) -> None:
+    raise Outdated("another driver")
 
 
 def _fail(device: str, _out: Out) -> None:
@@ -339,7 +345,10 @@ def _event(device: str) -> Event:
 
 TROUBLE: dict[str, Callable[[str, Out], object]] = {
     "abort": _abort,
-    "killed": _end,
+    "killed": lambda _device, _out: _end(signal.SIGKILL),
+    "trap": lambda _device, _out: _end(signal.SIGTRAP),
+    "leave": lambda _device, _out: os._exit(1),
+    "outdated": _outdated,
     "exit": lambda _device, _out: sys.exit(3),
     "raise": _fail,
     "sleep in C": lambda _device, _out: ctypes.CDLL(None).sleep(60),
