@@ -1,8 +1,9 @@
-"""`make bench`: what the agent costs, beside node_exporter's InfiniBand collector on the same fake tree.
+"""`make bench`: what the agent costs, beside node_exporter's InfiniBand collector and on a whole simulated GPU node.
 
 Prints ratios and writes `bench.json`. The two sides take turns in one run and the median of the pairs counts, because
-the machine's speed drifts. A fake tree has no firmware behind it: this measures the agents, not InfiniBand. For the
-same reason the counts at the end matter more than the times: each of those reads is a command to a real adapter.
+the machine's speed drifts. A fake tree has no firmware behind it, a stand-in for a library no driver: this measures
+the agents, not the hardware. For the same reason the counts matter more than the times: each of those reads is a
+command to a real adapter, each of those calls one to a real GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from agent.engine import Engine
 from agent.registry import installed
 from agent.sim.clock import FakeClock
 from agent.sim.infiniband import write_nd96asr_v4
-from tests.perf import servers
+from tests.perf import servers, wholenode
 from tests.perf.counting import CountedCalls
 
 PEER = "prometheus-node-exporter"
@@ -79,6 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; exit status 1 when a goal was missed."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--pairs", type=int, default=7, help="how often both sides take their turn")
+    parser.add_argument("--idle", type=float, default=20.0, help="how many seconds to watch the agent when nobody asks")
     parser.add_argument("--json", type=Path, default=Path("bench.json"), help="where the figures go")
     options = parser.parse_args(arguments)
     logging.disable(logging.INFO)
@@ -86,13 +88,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108 - a safely made directory in it
     with tempfile.TemporaryDirectory(dir=memory) as scratch:
         report = measure(Path(scratch), peer, options.pairs)
+        report["whole_node"] = wholenode.measure(Path(scratch) / "whole", options.idle)
     options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(f"\nwritten to {options.json}")
     return 0 if all(goal["held"] for goal in report["goals"]) else 1
 
 
 def measure(scratch: Path, peer: str | None, pairs: int) -> dict[str, Any]:
-    """Measure everything; print as it goes."""
+    """Measure the InfiniBand collector by itself; print as it goes."""
     sysfs = scratch / "sys"
     write_nd96asr_v4(sysfs)
     (scratch / "none").mkdir()

@@ -41,6 +41,7 @@ class GpuNode:
     """The node's trees, and the library that logs the calls it gets."""
 
     def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
         self.folder = folder
         self.sim = SimNode(folder / "node", SIZE)
         self.library = library.build(folder / "lib")
@@ -74,7 +75,7 @@ class GpuNode:
 
     def change(self, changes: Mapping[str, str | None]) -> None:
         """Change what the library answers; None takes a key out."""
-        state = {**nvml.read(self.sim.nvml_state), **changes}
+        state = {**nvml.read(self.sim.nvml_state).values, **changes}
         nvml.write(self.sim.nvml_state, {key: value for key, value in state.items() if value is not None})
 
     def calls(self) -> list[Call]:
@@ -102,13 +103,17 @@ class GpuCycles:
         self.engine = Engine(loaded, plugins, child_setup=child_setup, clock=self.clock)
         (self._job,) = self.engine.make_jobs()
 
-    def cycle(self, after_s: float = INTERVAL_S) -> list[Call]:
-        """Collect once, so long after the cycle before, and render the page; return the calls that this made."""
-        self._node.forget_calls()
+    def run(self, after_s: float = INTERVAL_S) -> None:
+        """Collect once, so long after the cycle before, and render the page."""
         self.clock.step(after_s)
         self._job.run(None, self.engine.store, self.clock, self.engine.emit)
         self.engine.after_tick()
         self.engine.exposition.page()
+
+    def cycle(self) -> list[Call]:
+        """Run once; return the calls that this made."""
+        self._node.forget_calls()
+        self.run()
         return self._node.calls()
 
     @staticmethod
@@ -127,7 +132,9 @@ def cycles(node: GpuNode, *settings: str, time_into: SharedNumber | None = None)
     """Make cycles on a node. Their calls are logged, or the time that they take is added up in a number of seconds."""
     setup = _USUAL if time_into is None else partial(timedlibrary.install, _USUAL, str(node.library), time_into)
     # The library looks into the environment, which a collector's process inherits.
-    with mock.patch.dict(os.environ, node.environment(logged=time_into is None), clear=True):
+    environment = mock.patch.dict(os.environ, node.environment(logged=time_into is None), clear=True)
+    # What this process's agents know of another node's GPUs by the same numbers is not this node's.
+    with environment, mock.patch.dict(usage, clear=True):
         made = GpuCycles(node, settings, setup)
         try:
             yield made

@@ -16,6 +16,7 @@ from pathlib import Path
 
 _SERVES = re.compile(rb"serves http://127\.0\.0\.1:(\d+)/metrics")
 _KIB_PER_MIB = 1024
+INFINIBAND = b"node_infiniband_info"
 OTHERS = ("gpu", "host", "kernel", "textfile")  # the collectors that come with the agent, without InfiniBand
 
 
@@ -37,9 +38,11 @@ class Process:
 
     def children(self) -> list[Process]:
         """The processes that it started and that have not ended."""
-        tasks = Path(f"/proc/{self.pid}/task").iterdir()
-        pids = [pid for task in tasks for pid in (task / "children").read_text(encoding="ascii").split()]
-        return [Process(int(pid)) for pid in pids]
+        pids: list[int] = []
+        for thread in Path(f"/proc/{self.pid}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the thread ended meanwhile
+                pids += map(int, (thread / "children").read_text(encoding="ascii").split())
+        return [Process(pid) for pid in pids]
 
 
 class Server(Process):
@@ -87,22 +90,22 @@ def agent(sysfs: Path, scratch: Path, *settings: str) -> Iterator[Server]:
         f"agent.socket={scratch / 'agent.sock'}",
         *(f"collectors.{name}.enabled=false" for name in OTHERS),
     )
-    with whole_agent((*fixed, *settings), b"node_infiniband_info") as server:
+    with whole_agent((*fixed, *settings), [INFINIBAND]) as server:
         yield server
 
 
 @contextlib.contextmanager
 def whole_agent(
-    settings: Sequence[str], last: bytes, environment: Mapping[str, str] | None = None
+    settings: Sequence[str], wanted: Sequence[bytes], environment: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """Run the agent with all its collectors, and wait until the page has `last`, which comes last."""
+    """Run the agent with all its collectors, and wait until the page has all that is wanted."""
     command = [sys.executable, "-m", "agent", "run", "--config-dir", "/nonexistent", "--config", os.devnull]
     for setting in ("outputs.prometheus.listen=127.0.0.1:0", *settings):
         command += ["--set", setting]
     started_s = time.perf_counter()
     with subprocess.Popen(command, stderr=subprocess.PIPE, bufsize=0, env=environment) as process:
         try:
-            yield _first_page(process, _announced_port(process), started_s, last)
+            yield _first_page(process, _announced_port(process), started_s, wanted)
         finally:
             process.terminate()
 
@@ -118,7 +121,7 @@ def node_exporter(program: str, sysfs: Path) -> Iterator[Server]:
     started_s = time.perf_counter()
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
-            yield _first_page(process, port, started_s, b"node_infiniband_info")
+            yield _first_page(process, port, started_s, [INFINIBAND])
         finally:
             process.terminate()
 
@@ -144,12 +147,13 @@ def _announced_port(process: subprocess.Popen[bytes]) -> int:
     raise RuntimeError(f"the agent did not start: {seen.decode(errors='replace')}")
 
 
-def _first_page(process: subprocess.Popen[bytes], port: int, started_s: float, wanted: bytes) -> Server:
+def _first_page(process: subprocess.Popen[bytes], port: int, started_s: float, wanted: Sequence[bytes]) -> Server:
     server = Server(process.pid, port, 0.0)
     deadline_s = started_s + 10
     while time.perf_counter() < deadline_s:
         with contextlib.suppress(OSError):
-            if wanted in server.scrape():
+            page = server.scrape()
+            if all(part in page for part in wanted):
                 server.first_page_s = time.perf_counter() - started_s
                 return server
-    raise RuntimeError(f"no page with {wanted.decode()} on port {port} within 10 s")
+    raise RuntimeError(f"no page with {b', '.join(wanted).decode()} on port {port} within 10 s")

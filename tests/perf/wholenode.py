@@ -18,7 +18,14 @@ from tests.perf.sharednumber import SharedNumber
 
 MEMORY_GOAL_MIB = 55
 COMPILER = "cc"
-LAST = b"\ngpu_up{"  # of all collectors' series these take longest to come
+PUBLISHED_DCGM_EXPORTER = "417 to 511 MiB (github.com/pytorch/ci-infra, issue 1011)"
+GPU, DEVICE, HOST, KERNEL = (
+    b"\ngpu_up{",
+    b"\nnode_infiniband_info{",
+    b"\nhost_uptime_seconds ",
+    b"\nkernel_log_records_total{",
+)
+EVERYTHING = (GPU, DEVICE, HOST, KERNEL)
 SETTLING_S = 2.0  # after the start, until the caches of the first round are as they stay
 CPU_CYCLES = 120
 WARM_UP = 3
@@ -30,20 +37,25 @@ def measure(scratch: Path, idle_s: float) -> dict[str, Any] | None:
         print(f"\n{COMPILER} is missing: nothing about GPUs (apt-get install gcc libc6-dev)")
         return None
     node = GpuNode(scratch)
-    print(f"\nwhole node ({SIZE}: {node.gpus} GPUs, 9 InfiniBand devices), every built-in collector;")
+    print(f"\nwhole node ({SIZE}), every built-in collector on:")
     print("  the library in place of the GPU driver's answers at once: no driver's time is in these figures")
     report = _running(node, idle_s)
     report["nvml_calls"] = _calls(node)
-    report["cycle_cpu_s"] = {"fast tier": _cycle_cpu(node, "fast tier"), "both tiers": _cycle_cpu(node, "both", SLOW)}
+    report["cycle_cpu_s"] = {
+        "fast tier": _cycle_cpu(node, "fast tier"),
+        "both tiers": _cycle_cpu(node, "both tiers", SLOW),
+    }
     return report
 
 
 def _running(node: GpuNode, idle_s: float) -> dict[str, Any]:
-    with servers.whole_agent(node.settings, LAST, node.environment(logged=False)) as agent:
+    with servers.whole_agent(node.settings, EVERYTHING, node.environment(logged=False)) as agent:
         (worker,) = agent.children()
         page = agent.scrape()
         series = sum(not line.startswith(b"#") for line in page.splitlines())
-        print(f"  page: {series} series, {len(page) / 1000:.0f} kB, first whole one {agent.first_page_s * 1000:.0f} ms")
+        print(f"  page: {series} series, {len(page) / 1000:.0f} kB, ", end="")
+        print(f"of {page.count(GPU)} GPUs and {page.count(DEVICE)} InfiniBand devices among others; ", end="")
+        print(f"first whole one after {agent.first_page_s * 1000:.0f} ms")
         time.sleep(SETTLING_S)
         memory = _memory(agent, worker)
         idle = _idle(agent, worker, idle_s)
@@ -67,7 +79,8 @@ def _memory(agent: servers.Process, worker: servers.Process) -> dict[str, dict[s
     own, its = agent.memory_mib(), worker.memory_mib()
     both = own[0] + its[0], own[1] + its[1]
     print(f"  RSS: agent {own[0]:.1f} + gpu process {its[0]:.1f} = {both[0]:.1f} MiB (goal: {MEMORY_GOAL_MIB})")
-    print(f"  PSS: agent {own[1]:.1f} + gpu process {its[1]:.1f} = {both[1]:.1f} MiB, what they share counted once")
+    print(f"    dcgm-exporter alone is published at {PUBLISHED_DCGM_EXPORTER}")
+    print(f"  PSS: agent {own[1]:.1f} + gpu process {its[1]:.1f} = {both[1]:.1f} MiB")
     named = {"agent": own, "gpu process": its, "both": both}
     return {name: {"rss_mib": rss, "pss_mib": pss} for name, (rss, pss) in named.items()}
 
@@ -78,8 +91,8 @@ def _idle(agent: servers.Process, worker: servers.Process, idle_s: float) -> dic
     used_s = agent.cpu_s() - before[0], worker.cpu_s() - before[1]
     passed_s = time.monotonic() - begun_s
     own, its = (used / passed_s for used in used_s)
-    print(f"  not scraped for {idle_s:g} s, default intervals, share of a core: ", end="")
-    print(f"agent {own:.2%} + gpu process {its:.2%} = {own + its:.2%}")
+    print(f"  idle for {idle_s:g} s at the default intervals: ", end="")
+    print(f"agent {own:.3%} + gpu process {its:.3%} = {own + its:.3%} of a core")
     return {"seconds": passed_s, "agent": own, "gpu process": its}
 
 
@@ -101,18 +114,19 @@ def _calls(node: GpuNode) -> dict[str, Any]:
 
 
 def _cycle_cpu(node: GpuNode, tiers: str, *settings: str) -> dict[str, float]:
-    """Return what a cycle costs with others right before and after it, in seconds of processor time."""
+    """Return what a cycle with its page costs, others right before and after it, in seconds of processor time."""
     in_library = SharedNumber(node.folder / "library_s")
     with cycles(node, *settings, time_into=in_library) as driven:
         for _ in range(WARM_UP):
-            driven.cycle()
+            driven.run()
         before_s = time.process_time(), driven.worker_cpu_s(), in_library.get()
         for _ in range(CPU_CYCLES):
-            driven.cycle(0.0 if not settings else 5.0)
+            driven.run(0.0)
         after_s = time.process_time(), driven.worker_cpu_s(), in_library.get()
     agent_s, worker_s, library_s = (
         (after - before) / CPU_CYCLES for before, after in zip(before_s, after_s, strict=True)
     )
-    print(f"  gpu cycle, {tiers}: agent {agent_s * 1e6:.0f} us, gpu process {(worker_s - library_s) * 1e6:.0f} us", end="")
-    print(f" and {library_s * 1e6:.0f} us in the library")
-    return {"agent_s": agent_s, "gpu_process_s": worker_s - library_s, "library_s": library_s}
+    own_s = worker_s - library_s
+    print(f"  gpu cycle, {tiers}: agent {agent_s * 1e6:.0f} us, gpu process {own_s * 1e6:.0f} us ", end="")
+    print(f"without {library_s * 1e6:.0f} us in the stand-in library")
+    return {"agent_s": agent_s, "gpu_process_s": own_s, "library_s": library_s}
