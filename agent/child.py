@@ -45,7 +45,7 @@ class OutdatedError(WorkerError):
 class Child:
     """One child process and its pipes."""
 
-    def __init__(self, assignment: Assignment, memory: str, avoid: Mapping[str, str]) -> None:
+    def __init__(self, assignment: Assignment, memory: Mapping[str, Any], avoid: Mapping[str, str]) -> None:
         order = pickle.dumps((assignment, memory, avoid))  # first, because it may fail
         theirs, self._lifeline = os.pipe()
         command = [sys.executable, "-c", _BOOT.format(path=sys.path, lifeline=theirs)]
@@ -139,7 +139,7 @@ class Run:
         self.child = child
         self.device = ""
         self.limit_s = START_PATIENCE_S if child.starting else timeout_s
-        self.memory: str | None = None  # what the collector wants remembered
+        self.memory: bytes | None = None  # what the collector wants remembered, as marshal data
         self.frame: tuple[Any, ...] | None = None  # that ended it
         self._timeout_s = timeout_s
         self._monotonic = monotonic

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from agent import __version__
 from agent.address import parse_listen
 from agent.config.tree import ConfigError
+from agent.hw.process import give_memory_back, share_one_heap
 from agent.notify import Notifier
 from agent.server import Server
 from agent.server.webconfig import WebConfig
@@ -69,6 +70,7 @@ class Daemon:
     def run(self) -> int:
         """Serve; return the exit status. Raises ListenError when the port is taken, WebConfigError for a web config."""
         self._take_signals()  # first: who sees the port may send one at once
+        share_one_heap()
         try:
             host, port = self._listen()
             self._engine.start()
@@ -133,6 +135,8 @@ class Daemon:
             # While no sign of life may be given, look again at this pace.
             wait_s = min(wait_s, max(watchdog_s / 2, self._watchdog_at_s - now_s))
         if not self._frozen and self._engine.first_round_done:
+            gc.collect()
+            give_memory_back()
             gc.freeze()  # what exists now lives as long as the agent; later collections need not look at it
             self._frozen = True
         for key, _ in self._selector.select(max(0.0, wait_s)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
+import os
 import threading
 from functools import partial
 from pathlib import Path
@@ -66,7 +66,7 @@ class Engine:
         self._plugins = plugins
         self._only = only
         self._look_once = look_once
-        self._run_id = secrets.token_hex(8)
+        self._run_id = os.urandom(8).hex()
         self._child_setup = child_setup
         self._state = StateDir(Path(settings.agent.state_dir), read_only=look_once)
         self.store = Store()

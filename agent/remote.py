@@ -11,6 +11,7 @@ and all of them end with the agent, however that ends.
 from __future__ import annotations
 
 import json
+import marshal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from agent.worker import Assignment
 
 ABANDONED_LIMIT = 2
-HANG_BUDGET = 5  # times the timeout: what devices that hang may cost one run
+# Times the timeout: what devices that hang may cost one run before it fails, and takes the others' values with it.
+# Enough for three GPUs: the process that follows the first hang gives the next one five timeouts, as at first contact.
+HANG_BUDGET = 12
 
 
 class CollectorError(Exception):
@@ -84,7 +87,7 @@ class Remote(Collector):
         self._quarantine = self._usage.quarantine
         self._child: Child | None = None
         self._trial: _Trial | None = None
-        self._memory: str | None = None  # the collector's state, as JSON
+        self._memory: dict[str, Any] | None = None  # the collector's state, as JSON brings it back
         self._avoiding: dict[str, str] = {}
         self._killed_on: str | None = None  # the device in hand when a child was killed last
         self._found = ""
@@ -137,14 +140,15 @@ class Remote(Collector):
         """Have the child run once; return the run and what became of it, None for an answer. Raises WorkerError."""
         run = Run(self._running_child(out), self.ctx.timeout_s, self.ctx.clock.monotonic, rescan=self._rescan)
         try:
-            run.follow(out.working_on)
+            try:
+                run.follow(out.working_on)
+            finally:
+                self._keep(run)
         except ChildEndedError as end:
             return run, end
         except BaseException:
             self.close()  # an answer that was not taken whole must not be taken for the next one's
             raise
-        finally:
-            self._keep(run)
         return run, run.trouble
 
     def _running_child(self, out: Out) -> Child:
@@ -157,7 +161,7 @@ class Remote(Collector):
 
     def _start(self, avoid: dict[str, str]) -> Child:
         if self._memory is None:
-            self._memory = json.dumps(self.ctx.state.load())
+            self._memory = self.ctx.state.load()
         return Child(self._assignment, self._memory, avoid)
 
     def _refuse_too_many(self) -> None:
@@ -236,8 +240,8 @@ class Remote(Collector):
 
     def _keep(self, run: Run) -> None:
         if run.memory is not None:
-            self._memory = run.memory
-            self.ctx.state.save(json.loads(run.memory))
+            self._memory = json.loads(json.dumps(marshal.loads(run.memory)))  # noqa: S302 - from our own child
+            self.ctx.state.save(self._memory)
 
     def _replay(self, run: Run, out: Out, *, points: bool = True) -> None:
         kind, *rest = run.frame or ("failed", "no answer")

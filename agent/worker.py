@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import marshal
 import os
 import pickle
 import select
 import signal
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from agent.api import Collector, Event, NotPresent, Outdated, Series
@@ -52,18 +51,18 @@ class _ChildOut(Batch):
 
 
 class _ChildState:
-    """The child's `State`: kept by the parent, which outlives it."""
+    """The child's `State`: kept by the parent, which outlives it and makes JSON of it."""
 
-    def __init__(self, content: str, send: Callable[[tuple[Any, ...]], None]) -> None:
-        self._content = content
+    def __init__(self, content: Mapping[str, Any], send: Callable[[tuple[Any, ...]], None]) -> None:
+        self._content = marshal.dumps(dict(content))
         self._send = send
 
     def load(self) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads(self._content)
+        content: dict[str, Any] = marshal.loads(self._content)  # noqa: S302 - our own
         return content
 
     def save(self, content: Mapping[str, Any]) -> None:
-        self._content = json.dumps(content)
+        self._content = marshal.dumps(dict(content))
         self._send(("state", self._content))
 
 
@@ -125,7 +124,7 @@ class _Server:
             list(snapshot.values),
             [(str(what), text) for what, text in out.failures],
             [_flat(event) for event in out.events],
-            [astuple(device) for device in out.devices],
+            [(device.component, device.name, device.uuid, device.address) for device in out.devices],
             str(collector.found()),
             (self._process.cpu_seconds(), self._process.resident_bytes()),
         )
