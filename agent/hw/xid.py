@@ -27,7 +27,7 @@ class XidTableError(ValueError):
 class Meaning:
     """What a code means. `severity` is one of SEVERITIES, `action` one of ACTIONS.
 
-    `by_word`: a word in the line decides the severity, and this one holds where there is none.
+    `by_word`: a word in the line decides both, and these hold where there is none.
     """
 
     name: str

@@ -6,7 +6,6 @@ What each metric means and what its absence means: kernel.md.
 from __future__ import annotations
 
 import errno
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,28 +13,27 @@ from typing import TYPE_CHECKING, Any, Literal
 from agent.api import Collector, Duration, Lane, NotPresent
 from agent.hw.kmsg import MaskedError, Reader
 from agent.hw.procfs import FormatError, boot_id
-from agent.hw.sysfs import read_text
 from agent.hw.xid import own_table
 from collectors.kernel import metrics
 from collectors.kernel.folding import Folding
 from collectors.kernel.gpus import Gpus
 from collectors.kernel.ledger import Ledger
-from collectors.kernel.lines import Xid, read
+from collectors.kernel.lines import GpuNamed, Xid, read
+from collectors.kernel.moments import Present
 from collectors.kernel.page import Page
 from collectors.kernel.position import Position
-from collectors.kernel.reports import Reports, similarity
+from collectors.kernel.reports import Reports
 from collectors.kernel.severities import Severities
 
 if TYPE_CHECKING:
     from agent.api import Context, Event, Out
     from agent.hw.kmsg import Record
-    from collectors.kernel.gpus import Names
     from collectors.kernel.lines import Fact
+    from collectors.kernel.moments import Moment
 
 RUN_LIMIT_BYTES = 8 << 20  # of records read in one run; a storm's others wait for the next
 UNIMPORTANT_SAVE_S = 60.0
 _USER_SPACE = 8  # the lowest priority with a facility other than the kernel's
-_CLOCK_SLACK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,7 @@ class Kernel(Collector):
         self._ledger = Ledger()
         self._gpus = Gpus(ctx)
         self._severities = Severities(own_table(), keys.xid_severity)
-        self._reports = Reports(self._severities, self._boot_id)
+        self._reports = Reports(self._severities, self._boot_id, self._gpus.names)
         self._folding = Folding()
         self._events: list[Event] = []  # until they are handed over
         self._failed: list[tuple[str, Exception | str]] = []  # of looking for GPUs
@@ -88,6 +86,7 @@ class Kernel(Collector):
         if self._reader is None:
             self._reader = _open(str(self.ctx.kmsg))
             self._restore(self._reader)
+        self._gpus.hear()
         self._failed = self._gpus.look()
 
     def collect(self, out: Out) -> None:
@@ -96,18 +95,20 @@ class Kernel(Collector):
         if reader is None:
             raise RuntimeError("not open")
         self._gpus.hear()
-        wall_s, boot_s = self.ctx.clock.wall(), _uptime_s(self.ctx)
+        present = Present(self.ctx)
+        self._ledger.set_clock(present.now)
         try:
             for record in reader.read(RUN_LIMIT_BYTES):
-                self._take(record, wall_s, boot_s)
+                self._take(record, present)
         except BaseException:
             self.close()  # what it had read and nobody took is to be read again
             raise
         self._count_reading(reader)
-        now_s = self.ctx.clock.monotonic() if boot_s is None else boot_s
-        self._events += self._folding.due(now_s)
+        if due := self._folding.due(present.now.boot_s):
+            self._events += due
+            self._unsaved = self._urgent = True
         self._save(reader)
-        self._page.show(self._ledger, self._gpus, out)
+        self._page.show(self._ledger, self._gpus, present.now.wall_s, out)
         for event in self._events:
             out.event(event)
         self._events = []
@@ -127,7 +128,7 @@ class Kernel(Collector):
             reader.close()
         self._gpus.close()
 
-    def _take(self, record: Record, wall_s: float, uptime_s: float | None) -> None:
+    def _take(self, record: Record, present: Present) -> None:
         """Count a record, unless it was read before."""
         fact = read(record.text) if record.priority < _USER_SPACE else None
         if not self._position.take(record, tells=fact is not None):
@@ -135,31 +136,21 @@ class Kernel(Collector):
         self._unsaved = True
         if fact is not None:
             self._ledger.records["matched"] += 1
-            self._count(fact, record, *self._when(record, wall_s, uptime_s))
+            self._count(fact, record, present.written(record))
         else:
             self._ledger.records["unmatched" if record.priority < _USER_SPACE else "ignored"] += 1
 
-    def _count(self, fact: Fact, record: Record, at_s: float, boot_s: float) -> None:
+    def _count(self, fact: Fact, record: Record, written: Moment) -> None:
         self._urgent = True
-        reported = self._ledger.take(fact, at_s, boot_s)
+        if isinstance(fact, GpuNamed):
+            self._gpus.learn(fact.address, fact.uuid)
+        reported = self._ledger.take(fact, written)
         if reported is None:
             return
         if isinstance(reported, Xid) and not self._gpus.knows(reported.address) and self._gpus.looked_long_ago():
             self._failed = self._gpus.look()
-        make = self._reports.maker(reported, record, at_s, self._names)
-        self._events += self._folding.take(similarity(reported), boot_s, make)
-
-    def _when(self, record: Record, wall_s: float, uptime_s: float | None) -> tuple[float, float]:
-        """Return when a record was written, since the epoch and since boot; of one that cannot be, when it was read."""
-        written_s = record.time_us / 1e6
-        if uptime_s is None:
-            return wall_s, self.ctx.clock.monotonic()
-        if written_s > uptime_s + _CLOCK_SLACK_S:
-            return wall_s, uptime_s
-        return wall_s - max(0.0, uptime_s - written_s), written_s
-
-    def _names(self, address: str) -> Names:
-        return self._gpus.names(address, self._ledger.uuids.get(address, ""))
+        make = self._reports.maker(reported, record, written.wall_s)
+        self._events += self._folding.take(self._reports.similarity(reported), written.boot_s, make)
 
     def _count_reading(self, reader: Reader) -> None:
         if reader.overruns or reader.errors:
@@ -172,24 +163,32 @@ class Kernel(Collector):
         """Go on from where the log was left on this boot, by this collector or by one before it."""
         if not self._restored:
             self._restored = True
-            content = self.ctx.state.load()
-            if self._boot_id and content.get("boot_id") == self._boot_id and content.get("path") == reader.path:
-                try:
-                    position, ledger = Position.from_json(content["position"]), Ledger.from_json(content["ledger"])
-                except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-                    self.ctx.log.warning("what was kept of the kernel log is unusable (%r); read from its start", error)
-                else:
-                    self._position, self._ledger = position, ledger
+            try:
+                if content := self.ctx.state.load():
+                    self._take_over(content, reader.path)
+            except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+                self.ctx.log.warning("what was kept of the kernel log is unusable (%r); read from its start", error)
         if self._position.ordered != reader.is_device:
             self._position = Position(ordered=reader.is_device)
+
+    def _take_over(self, content: Mapping[str, Any], path: str) -> None:
+        folding = Folding.from_json(content["folding"])
+        if not self._boot_id or (content["boot_id"], content["path"]) != (self._boot_id, path):
+            self._events += folding.end()
+            self._unsaved = self._urgent = True
+            return
+        position, ledger = Position.from_json(content["position"]), Ledger.from_json(content["ledger"])
+        self._gpus.restore(content["gpus"])
+        self._position, self._ledger, self._folding = position, ledger, folding
 
     def _save(self, reader: Reader, *, at_once: bool = False) -> None:
         """Keep position and totals together. What a reader would read again, and count again, may wait."""
         now_s = self.ctx.clock.monotonic()
-        waits = reader.replays and not self._urgent and not at_once and now_s - self._saved_s < UNIMPORTANT_SAVE_S
-        if not self._boot_id or not self._unsaved or waits:
+        urgent = self._urgent or self._gpus.unsaved or at_once or not reader.replays
+        waits = not urgent and now_s - self._saved_s < UNIMPORTANT_SAVE_S
+        if not self._boot_id or not (self._unsaved or self._gpus.unsaved) or waits:
             return
-        self._unsaved = self._urgent = False
+        self._unsaved = self._urgent = self._gpus.unsaved = False
         self._saved_s = now_s
         self.ctx.state.save(
             {
@@ -197,6 +196,8 @@ class Kernel(Collector):
                 "path": reader.path,
                 "position": self._position.to_json(),
                 "ledger": self._ledger.to_json(),
+                "folding": self._folding.to_json(),
+                "gpus": self._gpus.to_json(),
             }
         )
 
@@ -224,12 +225,3 @@ def _boot_id(ctx: Context) -> str:
         return boot_id(ctx.proc)
     except (OSError, FormatError):
         return ""
-
-
-def _uptime_s(ctx: Context) -> float | None:
-    """Return seconds since boot; None when they cannot be read."""
-    try:
-        uptime_s = float(read_text(f"{ctx.proc}/uptime").split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
-    return uptime_s if math.isfinite(uptime_s) else None

@@ -6,7 +6,7 @@ Totals of GPUs stand by PCI address: what a GPU is called may become known later
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from collectors.kernel.lines import (
     FallenOff,
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from collectors.kernel.lines import Fact
+    from collectors.kernel.moments import Moment
 
 FALLEN_OFF = 79
 OTHER = -1  # the code under which is counted what exceeds KEYS_LIMIT
@@ -34,21 +35,26 @@ SCOPES = ("memcg", "global")
 STALLS = ("soft_lockup", "hard_lockup", "rcu")
 RESULTS = ("matched", "unmatched", "ignored", "error")
 KEYS_LIMIT = 2000  # of addresses and codes; no node has as many, a damaged log may
-_UUIDS_LIMIT = 256
+CLOCK_SET_S = 1.0  # by which the wall clock must move before the times of what was counted move with it
 
+K = TypeVar("K")
 Reported = Xid | Sxid | OomKill | Killed | HungTask | Stall
 
 
 class Ledger:
-    """Totals. `changed` is set by whatever changes them and cleared by who has seen it."""
+    """Totals. `changed` is set by whatever changes them and cleared by who has seen it.
+
+    The times of the latest XIDs and SXIDs are those of the monotonic clock, so that a wall clock that was wrong and is
+    set right is wrong for none of them: since the epoch they are `clock_offset_s` later.
+    """
 
     def __init__(self) -> None:
         self.changed = True
         self.xids: dict[tuple[str, int, str], int] = {}  # by address, code, word in the line
-        self.xids_at: dict[tuple[str, int], float] = {}  # wall time of the latest, by address and code
+        self.xid_times: dict[tuple[str, int], float] = {}  # of the latest, by address and code
         self.sxids: dict[tuple[str, str, int, str], int] = {}  # by switch, address, code, word in the line
-        self.sxids_at: dict[tuple[str, str, int], float] = {}
-        self.uuids: dict[str, str] = {}  # by address, as the log told
+        self.sxid_times: dict[tuple[str, str, int], float] = {}
+        self.clock_offset_s = 0.0
         self.oom_kills = dict.fromkeys(SCOPES, 0)
         self.hung_tasks = 0
         self.stalls = dict.fromkeys(STALLS, 0)
@@ -58,25 +64,31 @@ class Ledger:
         self._falling: list[tuple[str, float]] = []  # addresses whose second and third line are to come
         self._dying: dict[str, float] = {}  # process ids whose second line is to come
 
-    def take(self, fact: Fact, wall_s: float, boot_s: float) -> Reported | None:
-        """Count a fact; return it in the form in which it is to be reported, None when it is no new one.
+    def set_clock(self, now: Moment) -> None:
+        """Take over a wall clock that was set. One that only seems to move, between two readings, moves no time."""
+        offset_s = now.wall_s - now.monotonic_s
+        if abs(offset_s - self.clock_offset_s) > CLOCK_SET_S:
+            self.clock_offset_s = offset_s
 
-        `wall_s` and `boot_s`: when it was, since the epoch and since boot.
-        """
+    def take(self, fact: Fact, written: Moment) -> Reported | None:
+        """Count a fact; return it in the form in which it is to be reported, None when it is no new one."""
         self.changed = True
-        if isinstance(fact, FallingOff | GpuNamed | FollowUp):
-            self._hear(fact, boot_s)
+        boot_s = written.boot_s
+        if isinstance(fact, GpuNamed | FollowUp):
+            return None
+        if isinstance(fact, FallingOff):
+            self._falling = [*_recent(self._falling, boot_s), (fact.address, boot_s)]
             return None
         if isinstance(fact, FallenOff):
-            return self._take_fallen(fact, wall_s, boot_s)
+            return self._take_fallen(fact, written)
         if isinstance(fact, OomKill | Killed):
             return self._take_kill(fact, boot_s)
         if isinstance(fact, Xid):
             if fact.code == FALLEN_OFF and not self._is_new_loss(fact.address, boot_s, by_xid=True):
                 return None
-            self._count_xid(fact, wall_s)
+            self._count_xid(fact, written)
         elif isinstance(fact, Sxid):
-            self._count_sxid(fact, wall_s)
+            self._count_sxid(fact, written)
         elif isinstance(fact, HungTask):
             self.hung_tasks += 1
         else:
@@ -87,10 +99,10 @@ class Ledger:
         """Return it as JSON types."""
         return {
             "xids": _rows(self.xids),
-            "xids_at": _rows(self.xids_at),
+            "xid_times": _rows(self.xid_times),
             "sxids": _rows(self.sxids),
-            "sxids_at": _rows(self.sxids_at),
-            "uuids": self.uuids,
+            "sxid_times": _rows(self.sxid_times),
+            "clock_offset": self.clock_offset_s,
             "oom_kills": self.oom_kills,
             "hung_tasks": self.hung_tasks,
             "stalls": self.stalls,
@@ -106,55 +118,49 @@ class Ledger:
         """Restore what `to_json` gave. Raises LookupError, TypeError, ValueError for anything else."""
         ledger = cls()
         ledger.xids = {(str(at), int(code), str(word)): _total(n) for at, code, word, n in content["xids"]}
-        ledger.xids_at = {(str(at), int(code)): _time(when_s) for at, code, when_s in content["xids_at"]}
+        ledger.xid_times = {(str(at), int(code)): _seconds(when_s) for at, code, when_s in content["xid_times"]}
         ledger.sxids = {
             (str(switch), str(at), int(code), str(word)): _total(n) for switch, at, code, word, n in content["sxids"]
         }
-        ledger.sxids_at = {
-            (str(switch), str(at), int(code)): _time(when_s) for switch, at, code, when_s in content["sxids_at"]
+        ledger.sxid_times = {
+            (str(switch), str(at), int(code)): _seconds(when_s) for switch, at, code, when_s in content["sxid_times"]
         }
-        ledger.uuids = {str(address): str(uuid) for address, uuid in dict(content["uuids"]).items()}
+        ledger.clock_offset_s = _seconds(content["clock_offset"])
         ledger.oom_kills = {scope: _total(content["oom_kills"][scope]) for scope in SCOPES}
         ledger.hung_tasks = _total(content["hung_tasks"])
         ledger.stalls = {kind: _total(content["stalls"][kind]) for kind in STALLS}
         ledger.records = {result: _total(content["records"][result]) for result in RESULTS}
         ledger.overruns = _total(content["overruns"])
-        ledger._lost = {str(address): (_time(at_s), by_xid is True) for address, at_s, by_xid in content["lost"]}
-        ledger._falling = [(str(address), _time(at_s)) for address, at_s in content["falling"]]
-        ledger._dying = {str(pid): _time(at_s) for pid, at_s in dict(content["dying"]).items()}
+        ledger._lost = {str(address): (_seconds(at_s), by_xid is True) for address, at_s, by_xid in content["lost"]}
+        ledger._falling = [(str(address), _seconds(at_s)) for address, at_s in content["falling"]]
+        ledger._dying = {str(pid): _seconds(at_s) for pid, at_s in dict(content["dying"]).items()}
         return ledger
 
-    def _hear(self, fact: FallingOff | GpuNamed | FollowUp, boot_s: float) -> None:
-        if isinstance(fact, FallingOff):
-            self._falling = [*_recent(self._falling, boot_s), (fact.address, boot_s)]
-        elif isinstance(fact, GpuNamed) and (fact.address in self.uuids or len(self.uuids) < _UUIDS_LIMIT):
-            self.uuids[fact.address] = fact.uuid
+    def _count_xid(self, xid: Xid, written: Moment) -> None:
+        key = (xid.address, xid.code, xid.word)
+        if len(self.xids) >= KEYS_LIMIT and key not in self.xids:
+            key = ("", OTHER, "")
+        self.xids[key] = self.xids.get(key, 0) + 1
+        _raise(self.xid_times, key[:2], written.monotonic_s)
 
-    def _count_xid(self, xid: Xid, wall_s: float) -> None:
-        address, code, word = xid
-        if len(self.xids) >= KEYS_LIMIT and (address, code, word) not in self.xids:
-            address, code, word = "", OTHER, ""
-        self.xids[address, code, word] = self.xids.get((address, code, word), 0) + 1
-        self.xids_at[address, code] = max(wall_s, self.xids_at.get((address, code), wall_s))
+    def _count_sxid(self, sxid: Sxid, written: Moment) -> None:
+        key = (sxid.switch, sxid.address, sxid.code, sxid.word)
+        if len(self.sxids) >= KEYS_LIMIT and key not in self.sxids:
+            key = ("", "", OTHER, "")
+        self.sxids[key] = self.sxids.get(key, 0) + 1
+        _raise(self.sxid_times, key[:3], written.monotonic_s)
 
-    def _count_sxid(self, sxid: Sxid, wall_s: float) -> None:
-        switch, address, code, word = sxid
-        if len(self.sxids) >= KEYS_LIMIT and (switch, address, code, word) not in self.sxids:
-            switch, address, code, word = "", "", OTHER, ""
-        self.sxids[switch, address, code, word] = self.sxids.get((switch, address, code, word), 0) + 1
-        self.sxids_at[switch, address, code] = max(wall_s, self.sxids_at.get((switch, address, code), wall_s))
-
-    def _take_fallen(self, fallen: FallenOff, wall_s: float, boot_s: float) -> Xid | None:
+    def _take_fallen(self, fallen: FallenOff, written: Moment) -> Xid | None:
         """Take the line for the XID 79 that did not come, or is yet to come."""
-        address = fallen.address
+        address, boot_s = fallen.address, written.boot_s
         falling = _recent(self._falling, boot_s)
         if not address and falling:
             address = falling[0][0]
         self._falling = [other for other in falling if other[0] != address]
-        xid = Xid(address, FALLEN_OFF, "")
+        xid = Xid(address, FALLEN_OFF)
         if not self._is_new_loss(address, boot_s, by_xid=False):
             return None
-        self._count_xid(xid, wall_s)
+        self._count_xid(xid, written)
         return xid
 
     def _is_new_loss(self, address: str, boot_s: float, *, by_xid: bool) -> bool:
@@ -180,6 +186,10 @@ def _recent(falling: list[tuple[str, float]], boot_s: float) -> list[tuple[str, 
     return [other for other in falling if abs(boot_s - other[1]) < SAME_MESSAGE_S]
 
 
+def _raise(times: dict[K, float], key: K, to_s: float) -> None:
+    times[key] = max(to_s, times.get(key, to_s))
+
+
 def _rows(table: Mapping[Any, object]) -> list[list[object]]:
     return [[*key, value] for key, value in table.items()]
 
@@ -190,7 +200,7 @@ def _total(kept: object) -> int:
     return kept
 
 
-def _time(kept: object) -> float:
-    if not isinstance(kept, int | float) or not 0 <= kept < math.inf:
-        raise ValueError(f"not a time: {kept!r}")
+def _seconds(kept: object) -> float:
+    if not isinstance(kept, int | float) or not math.isfinite(kept):
+        raise ValueError(f"not a number of seconds: {kept!r}")
     return float(kept)

@@ -20,11 +20,16 @@ FATAL, NONFATAL = "fatal", "nonfatal"
 
 
 class Xid(NamedTuple):
-    """A GPU's driver reports an error. `word`: FATAL, NONFATAL, or empty where the line has neither."""
+    """A GPU's driver reports an error. `word`: FATAL, NONFATAL, or empty where the line has neither.
+
+    `gi` and `ci`: numbers of the MIG GPU instance and compute instance, empty where the whole GPU is meant.
+    """
 
     address: str
     code: int
-    word: str
+    word: str = ""
+    gi: str = ""
+    ci: str = ""
 
 
 class FallenOff(NamedTuple):
@@ -93,17 +98,25 @@ class Stall(NamedTuple):
 Fact = Xid | FallenOff | FallingOff | GpuNamed | Sxid | FollowUp | OomKill | Killed | HungTask | Stall
 
 _PCI = r"([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
-_XID = re.compile(rf"(?:NVRM: *)+Xid \((?:PCI:)?{_PCI}\): (\d{{1,4}})(?!\d)(.*)", re.DOTALL)
+_XID = re.compile(rf"(?:NVRM: *)+Xid \((?:PCI:)?{_PCI}(?![0-9a-zA-Z])([^)]*)\): (\d{{1,4}})(?!\d)(.*)", re.DOTALL)
+_XID_WORD = re.compile(r".*, *\w+ +(Fatal|Non-?fatal) +XC\d", re.DOTALL)  # the last: a process' name comes before it
+_GPU_INSTANCE = re.compile(r"\bGPU-I:(\d{1,4})\b")
+_COMPUTE_INSTANCE = re.compile(r"\bGPU-CI:(\d{1,4})\b")
 _GPU_AT = re.compile(rf"(?:NVRM: *)+GPU at (?:PCI:)?{_PCI}: (GPU-[0-9a-fA-F-]{{8,64}})(?![0-9a-zA-Z-])")
 _GPU_NAME = re.compile(rf"(?:NVRM: *)+The NVIDIA GPU {_PCI}(?!:?[0-9a-zA-Z])")
 _ANY_PCI = re.compile(rf"(?:(?<![0-9a-zA-Z:])|(?<=PCI:)){_PCI}(?!:?[0-9a-zA-Z])")
-_FALLEN = re.compile(r"(?:NVRM: *)+.*\bfallen off the bus\b", re.DOTALL)
-_SXID = re.compile(rf"nvidia-nvswitch(\d{{1,3}}): SXid \((?:PCI:)?{_PCI}\): (\d{{1,5}})(?!\d)(.*)", re.DOTALL)
+_FALLEN = re.compile(r"\bfallen off the bus\b")
+_SXID = re.compile(
+    rf"nvidia-nvswitch(\d{{1,3}}): SXid \((?:PCI:)?{_PCI}(?![0-9a-zA-Z])[^)]*\): (\d{{1,5}})(?!\d)(.*)", re.DOTALL
+)
 _SXID_FOLLOW_UP = re.compile(r",?\s*(Data\b|Severity\b)")
-_WORD = re.compile(r"\b(non-?)?fatal\b", re.IGNORECASE)
-_OOM = re.compile(r"oom-kill:constraint=(\w+),.*?\btask_memcg=(.*?),task=(.*),pid=(\d{1,10}),uid=\d+\s*$", re.DOTALL)
-_KILLED = re.compile(r"(Memory cgroup out of memory|Out of memory[^:]*)?(?:: )?Killed process (\d{1,10}) \((.*?)\)")
-_HUNG = re.compile(r"INFO: task (.+):(\d{1,10}) blocked for more than \d+ seconds", re.DOTALL)
+_SXID_WORD = re.compile(r", *((?:non-?)?fatal)\b", re.IGNORECASE)
+_OOM_HEAD = re.compile(r"oom-kill:constraint=(\w+)(?:,|$)")
+_OOM_TAIL = re.compile(r"(\d{1,10}),uid=\d+\s*")
+_KILLED = re.compile(
+    r"(Memory cgroup out of memory|Out of memory[^:]*)?(?:: )?Killed process (\d{1,10}) \((.{0,64}?)\)(?!\))", re.DOTALL
+)
+_HUNG = re.compile(r"INFO: task (.{1,64}):(\d{1,10}) blocked (?:in I/O wait )?for more than \d+ seconds", re.DOTALL)
 _SOFT = re.compile(r"(?:(?:NMI )?watchdog: )?BUG: soft lockup - CPU#(\d{1,6}) stuck for")
 _HARD = re.compile(r"(?:(?:NMI )?watchdog: )?Watchdog detected hard LOCKUP on cpu (\d{1,6})")
 _RCU = re.compile(r"(?:rcu: )?INFO: \S+ (?:self-)?detected (?:expedited )?stalls? on ()CPU")
@@ -122,10 +135,14 @@ def read(text: bytes) -> Fact | None:
 
 def _read_nvrm(text: str) -> Fact | None:
     if match := _XID.match(text):
-        return Xid(_gpu(match[1]), int(match[2]), _word(match[3]))
+        place, instances, code, rest = match.groups()
+        word = _word(_XID_WORD.match(rest))
+        return Xid(
+            _gpu(place), int(code), word, _number(_GPU_INSTANCE, instances), _number(_COMPUTE_INSTANCE, instances)
+        )
     if match := _GPU_AT.match(text):
         return GpuNamed(_gpu(match[1]), match[2])
-    if _FALLEN.match(text):
+    if text.startswith("NVRM:") and _FALLEN.search(text):
         place = _ANY_PCI.search(text)
         return FallenOff(_gpu(place[1]) if place else "")
     if match := _GPU_NAME.match(text):
@@ -139,15 +156,18 @@ def _read_sxid(text: str) -> Fact | None:
         return None
     if _SXID_FOLLOW_UP.match(match[4]):
         return FollowUp()
-    return Sxid(match[1], _gpu(match[2]), int(match[3]), _word(match[4]))
+    return Sxid(match[1], _gpu(match[2]), int(match[3]), _word(_SXID_WORD.match(match[4])))
 
 
 def _read_oom(text: str) -> Fact | None:
-    match = _OOM.match(text)
-    if match is None:
+    # Cut at its marks: an expression with as many gaps would try every combination of them on a line without end.
+    before, _, rest = text.partition(",task_memcg=")
+    cgroup, _, rest = rest.partition(",task=")
+    task, _, rest = rest.rpartition(",pid=")
+    head, tail = _OOM_HEAD.match(before), _OOM_TAIL.fullmatch(rest)
+    if head is None or tail is None:
         return None
-    scope = "memcg" if match[1] == "CONSTRAINT_MEMCG" else "global"
-    return OomKill(scope, match[4], match[3], match[2])
+    return OomKill("memcg" if head[1] == "CONSTRAINT_MEMCG" else "global", tail[1], task, cgroup)
 
 
 def _read_killed(text: str) -> Fact | None:
@@ -174,7 +194,7 @@ _BY_WORD: tuple[tuple[bytes, Callable[[str], Fact | None]], ...] = (
     (b": SXid (", _read_sxid),
     (b"oom-kill:", _read_oom),
     (b"Killed process", _read_killed),
-    (b"blocked for more than", _read_hung),
+    (b" for more than ", _read_hung),
     (b"soft lockup", _stall("soft_lockup", _SOFT)),
     (b"hard LOCKUP", _stall("hard_lockup", _HARD)),
     (b"detected stall", _stall("rcu", _RCU)),
@@ -187,8 +207,12 @@ def _gpu(place: str) -> str:
     return address(place) or place
 
 
-def _word(rest: str) -> str:
-    match = _WORD.search(rest)
+def _word(match: re.Match[str] | None) -> str:
     if match is None:
         return ""
-    return NONFATAL if match[1] else FATAL
+    return FATAL if match[1].lower() == "fatal" else NONFATAL
+
+
+def _number(shape: re.Pattern[str], text: str) -> str:
+    match = shape.search(text)
+    return str(int(match[1])) if match else ""

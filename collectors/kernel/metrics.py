@@ -27,7 +27,7 @@ XID_LAST = Metric(
 XID_INFO = Metric(
     "gpu_xid_info",
     Kind.GAUGE,
-    "1 for each XID that came since boot: its meaning, its severity (where the line does not decide), and what to do.",
+    "1 for each XID and severity that came since boot: what it means, and what to do.",
     ("xid", "name", "severity", "action"),
     source=_TABLE,
 )

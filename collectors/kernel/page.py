@@ -29,44 +29,50 @@ class Page:
         self._shown: tuple[Ledger, int] | None = None  # whose totals, and the version of the names
         self._series: list[Series] = []
         self._values: list[Value] = []
+        self._last: list[Series] = []
+        self._times: list[Value] = []  # by the monotonic clock
 
-    def show(self, ledger: Ledger, gpus: Gpus, out: Out) -> None:
-        """Add everything that was counted."""
+    def show(self, ledger: Ledger, gpus: Gpus, wall_s: float, out: Out) -> None:
+        """Add everything that was counted. Nothing was later than `wall_s`, which is now."""
         out.extend(self._log, [*ledger.records.values(), ledger.overruns])
         if ledger.changed or self._shown != (ledger, gpus.version):
             points: Points = {}
-            self._add_gpus(points, ledger, gpus)
-            self._add_switches(points, ledger)
+            times: Points = {}
+            self._add_gpus(points, times, ledger, gpus)
+            self._add_switches(points, times, ledger)
             self._add_kernel(points, ledger)
-            self._series = [self._ctx.series(metric, *labels) for metric, labels in points]
-            self._values = list(points.values())
+            self._series, self._values = self._handles(points), list(points.values())
+            self._last, self._times = self._handles(times), list(times.values())
             self._shown = (ledger, gpus.version)
             ledger.changed = False
         out.extend(self._series, self._values)
+        out.extend(self._last, [round(min(at_s + ledger.clock_offset_s, wall_s), 3) for at_s in self._times])
 
-    def _add_gpus(self, points: Points, ledger: Ledger, gpus: Gpus) -> None:
+    def _handles(self, points: Points) -> list[Series]:
+        return [self._ctx.series(metric, *labels) for metric, labels in points]
+
+    def _add_gpus(self, points: Points, times: Points, ledger: Ledger, gpus: Gpus) -> None:
         for names in gpus.all():
             for code in self._table.zeros:
                 severity = self._severities.xid(code).value
                 points[metrics.XID_ERRORS, (names.gpu, names.uuid, str(code), severity)] = 0
         for (address, code, word), total in ledger.xids.items():
-            names = gpus.names(address, ledger.uuids.get(address, ""))
-            labels = (names.gpu, names.uuid, _label(code), self._severities.xid(code, word).value)
-            _add(points, metrics.XID_ERRORS, labels, total)
-        for (address, code), at_s in ledger.xids_at.items():
-            names = gpus.names(address, ledger.uuids.get(address, ""))
-            _raise(points, metrics.XID_LAST, (names.gpu, names.uuid, _label(code)), at_s)
-        for code in sorted({code for _, code, _ in ledger.xids}):
-            meaning = self._table.xid(code)
-            severity = self._severities.xid(code).value
-            points[metrics.XID_INFO, (_label(code), meaning.name, severity, meaning.action)] = 1
+            names = gpus.names(address)
+            severity = self._severities.xid(code, word).value
+            _add(points, metrics.XID_ERRORS, (names.gpu, names.uuid, _label(code), severity), total)
+        for (address, code), at_s in ledger.xid_times.items():
+            names = gpus.names(address)
+            _raise(times, metrics.XID_LAST, (names.gpu, names.uuid, _label(code)), at_s)
+        for code, word in sorted({(code, word) for _, code, word in ledger.xids}):
+            name, severity = self._table.xid(code).name, self._severities.xid(code, word).value
+            points[metrics.XID_INFO, (_label(code), name, severity, self._severities.action(code, word))] = 1
 
-    def _add_switches(self, points: Points, ledger: Ledger) -> None:
+    def _add_switches(self, points: Points, times: Points, ledger: Ledger) -> None:
         for (switch, address, code, word), total in ledger.sxids.items():
             labels = (switch, address, _label(code), self._severities.sxid(code, word).value)
             _add(points, metrics.SXID_ERRORS, labels, total)
-        for (switch, address, code), at_s in ledger.sxids_at.items():
-            _raise(points, metrics.SXID_LAST, (switch, address, _label(code)), at_s)
+        for (switch, address, code), at_s in ledger.sxid_times.items():
+            _raise(times, metrics.SXID_LAST, (switch, address, _label(code)), at_s)
 
     def _add_kernel(self, points: Points, ledger: Ledger) -> None:
         for scope in SCOPES:
@@ -85,5 +91,5 @@ def _add(points: Points, metric: Metric, labels: tuple[str, ...], total: int) ->
     points[metric, labels] = points.get((metric, labels), 0) + total
 
 
-def _raise(points: Points, metric: Metric, labels: tuple[str, ...], at_s: float) -> None:
-    points[metric, labels] = max(points.get((metric, labels), at_s), at_s)
+def _raise(times: Points, metric: Metric, labels: tuple[str, ...], at_s: float) -> None:
+    times[metric, labels] = max(times.get((metric, labels), at_s), at_s)

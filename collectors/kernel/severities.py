@@ -1,4 +1,4 @@
-"""How bad a code is: by the table, the site's configuration, and the word in the line."""
+"""How bad a code is and what to do: by the table, the site's configuration, and the word in the line."""
 
 from __future__ import annotations
 
@@ -24,10 +24,18 @@ class Severities:
         """Return an XID's severity. The line decides for codes of which the table says so."""
         if code in self._overrides:
             return self._overrides[code]
-        meaning = self._table.xid(code)
-        if meaning.by_word and word:
+        if self._is_decided(code, word):
             return Severity.CRITICAL if word == FATAL else Severity.WARNING
-        return Severity(meaning.severity)
+        return Severity(self._table.xid(code).severity)
+
+    def action(self, code: int, word: str) -> str:
+        """Return what to do about an XID; one severity of a code has one action."""
+        if code not in self._overrides and self._is_decided(code, word):
+            return "reset" if word == FATAL else "link"
+        return self._table.xid(code).action
+
+    def _is_decided(self, code: int, word: str) -> bool:
+        return word != "" and self._table.xid(code).by_word
 
     def sxid(self, code: int, word: str) -> Severity:
         """Return an SXID's severity. The line decides; a code that is harmless stays so where it says Non-fatal."""

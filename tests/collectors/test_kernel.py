@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ from agent.sim.clock import FakeClock
 from agent.sim.harness import MemoryState, Probe, Result
 from collectors.kernel import Kernel, Options, metrics
 from collectors.kernel.folding import Folding
+from collectors.kernel.lines import read
 from tests.agent.kit import hangs, recovers
 
 if TYPE_CHECKING:
@@ -195,6 +198,7 @@ def test_an_empty_log_shows_zeros(node: Node) -> None:
         "NVRM: Xid (PCI:0002:00:00): 94, NVRM: Xid (PCI:0001:00:00): 79, in the text",
         "NVRM: Xid (PCI:0002:00:00): 94, \\x1b\\xff\x00\udcff",
         "NVRM: Xid (PCI:0002:00:00): 94, GPU has fallen off the bus, says another code",
+        "NVRM: Xid (PCI:0002:00:00 what comes next): 94, text",
     ],
 )
 def test_the_shapes_of_an_xid(node: Node, line: str) -> None:
@@ -209,6 +213,25 @@ def test_the_shapes_of_an_xid(node: Node, line: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("place", "instance"),
+    [
+        ("PCI:0002:00:00 GPU-I:05", {"gi": "5"}),
+        ("PCI:0002:00:00 GPU-I:01 GPU-CI:02", {"gi": "1", "ci": "2"}),
+        ("PCI:0002:00:00.0 GPU-I:00 GPU-CI:00", {"gi": "0", "ci": "0"}),
+        ("PCI:0002:00:00 GPU-I:?", {}),
+    ],
+)
+def test_an_xid_of_a_mig_instance_is_its_gpus_and_the_event_tells_which(
+    node: Node, place: str, instance: dict[str, str]
+) -> None:
+    node.log(f"NVRM: Xid ({place}): 95, pid=7194, Uncontained GPU-I:09")
+    result = node.probe().collect()
+    assert xids(result) == {label("1", UUID1, 95, "critical"): 1}
+    [event] = result.events
+    assert event.labels == {"xid": "95", "uuid": UUID1, "gpu": "1", "pci": GPU1, **instance}
+
+
+@pytest.mark.parametrize(
     "line",
     [
         " NVRM: Xid (PCI:0002:00:00): 94, indented",
@@ -218,6 +241,8 @@ def test_the_shapes_of_an_xid(node: Node, line: str) -> None:
         "NVRM: Xid (PCI:0002:00:00): , no code",
         "NVRM: Xid (PCI:0002:00:00): 12345, no such code",
         "NVRM: Xid (PCI:02:00:00): 94, a short domain",
+        "NVRM: Xid (PCI:0002:00:00f): 94, a long device",
+        "NVRM: Xid (PCI:0002:00:00 GPU-I:05: 94, no end",
         "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  570.133.20",
         "nvidia: SXid",
         "Killed process by hand",
@@ -230,6 +255,43 @@ def test_lines_that_are_none(node: Node, line: str) -> None:
     result = node.probe().collect()
     assert xids(result) == {}
     assert records(result) == {"matched": 0, "unmatched": 1, "ignored": 0, "error": 0}
+
+
+HOSTILE = 60_000
+
+
+@pytest.mark.parametrize(
+    ("head", "repeated"),
+    [
+        ("oom-kill:constraint=X,", "task_memcg=,task=,pid=1,"),
+        ("oom-kill:constraint=X,task_memcg=,task=", ",pid=1,uid=1 "),
+        ("oom-kill:constraint=", "x"),
+        ("", "NVRM: "),
+        ("NVRM:", " "),
+        ("NVRM: fallen off the bu", "NVRM: "),
+        ("NVRM: fallen off the bus ", "0001:00:00:"),
+        ("NVRM: Xid (PCI:0001:00:00 ", "GPU-I:"),
+        ("NVRM: Xid (PCI:0001:00:00): 145", ", A Fatal "),
+        ("NVRM: Xid (PCI:0001:00:00): 145, ", "A "),
+        ("NVRM: Xid (PCI:0001:00:00): 145", ", "),
+        ("NVRM: Xid (PCI:0001:00:00): 145,", " "),
+        ("NVRM: Xid (PCI:0001:00:00): 145, ", "A"),
+        ("nvidia-nvswitch2: SXid (PCI:0001:00:00", ": SXid ("),
+        ("nvidia-nvswitch2: SXid (PCI:0001:00:00.0): 1,", " "),
+        ("Out of memory", " Killed process 1 ("),
+        ("Killed process 1 (", ") Killed process"),
+        ("INFO: task ", ":1 blocked for more than 1"),
+        ("INFO: task x:1 blocked for more than ", "1"),
+        ("INFO: ", "x detected stall"),
+        ("watchdog: BUG: soft lockup - CPU#", "1"),
+        ("", "\\x0a"),
+    ],
+)
+def test_a_line_made_to_be_slow_is_not(head: str, repeated: str) -> None:
+    line = (head + repeated * (HOSTILE // len(repeated))).encode()
+    began_s = time.process_time()
+    read(line + b" oom-kill: for more than NVRM" if not head else line)
+    assert time.process_time() - began_s < 0.5
 
 
 def test_addresses_are_the_same_in_any_spelling(tmp_path: Path) -> None:
@@ -277,6 +339,12 @@ def test_an_unknown_code_is_counted_like_any_other(node: Node) -> None:
         (", RLW_REMAP Nonfatal XC0 i0 Link 07 (0x00000001 0x00000002)", "warning"),
         (", RLW_REMAP Non-fatal XC0", "warning"),
         (", RLW_REMAP XC0 i0 Link -1", "error"),
+        (", NETIR_LINK_EVT  Fatal   XC0 i0 Link -1 (0x004505c6 0x0)", "critical"),
+        (", pid=4711, name=fatal.py, RLW_REMAP Nonfatal XC0 i0 Link 3 (0x1)", "warning"),
+        (", pid=4711, name=nonfatal, RLW_REMAP Fatal XC0 i0 Link 3 (0x1)", "critical"),
+        (", pid=4711, name=x, A Fatal XC0, RLW_REMAP Nonfatal XC0 i0 Link 3 (0x1)", "warning"),
+        (", pid=4711, name=a Fatal b, RLW_REMAP XC0 i0 Link 3 (0x1)", "error"),
+        (", pid=4711, name=x, a Fatal b, RLW_REMAP XC0 i0 Link 3 (0x1)", "error"),
     ],
 )
 def test_the_word_in_the_line_decides_for_nvlink_5(node: Node, rest: str, severity: str) -> None:
@@ -286,13 +354,37 @@ def test_the_word_in_the_line_decides_for_nvlink_5(node: Node, rest: str, severi
     assert result.events[0].severity.value == severity
 
 
+def test_the_word_decides_what_is_to_be_done(node: Node) -> None:
+    words = ("MSE Nonfatal XC0", "MSE Fatal XC0", "MSE XC0")
+    node.log(*(xid(GPU0, code, f", {word} i0 Link 3 (0x1)") for code in (149, 150) for word in words))
+    result = node.probe().collect()
+    assert len(xids(result)) == 5
+    down, watchdog = "NVLink 5 link down or poor signal", "NVLink 5 firmware watchdog"
+    assert list(series(result, "gpu_xid_info")) == [
+        f'{{xid="149",name="{down}",severity="error",action="link"}}',
+        f'{{xid="149",name="{down}",severity="critical",action="reset"}}',
+        f'{{xid="149",name="{down}",severity="warning",action="link"}}',
+        f'{{xid="150",name="{watchdog}",severity="critical",action="reset"}}',
+        f'{{xid="150",name="{watchdog}",severity="warning",action="link"}}',
+    ]
+
+
+def test_a_severity_that_the_site_decides_has_one_meaning(node: Node) -> None:
+    node.log(*(xid(GPU0, 145, f", RLW {word} XC0 i0") for word in ("Fatal", "Nonfatal")))
+    result = node.probe({"145": "info"}).collect()
+    assert list(series(result, "gpu_xid_info")) == [
+        '{xid="145",name="NVLink 5 RLW unit error",severity="info",action="link"}'
+    ]
+
+
 def test_the_word_decides_for_no_other_code(node: Node) -> None:
-    node.log(xid(GPU0, 63, ", Fatal, not at all"), xid(GPU0, 63))
+    node.log(xid(GPU0, 63, ", RLW_REMAP Fatal XC0 i0"), xid(GPU0, 63))
     assert xids(node.probe().collect()) == {label("0", UUID0, 63, "info"): 2}
 
 
 def test_the_site_has_the_last_word_on_severities(node: Node) -> None:
-    node.log(xid(GPU0, 63), xid(GPU0, 145, ", RLW Fatal"), xid(GPU0, 145, ", RLW Nonfatal"), xid(GPU0, 145, ", RLW"))
+    words = (", RLW Fatal XC0", ", RLW Nonfatal XC0", ", RLW XC0")
+    node.log(xid(GPU0, 63), *(xid(GPU0, 145, word) for word in words))
     result = node.probe({"63": "critical", "145": "info", "79": "warning"}).collect()
     assert xids(result) == {label("0", UUID0, 63, "critical"): 1, label("0", UUID0, 145, "info"): 3}
     assert [event.severity.value for event in result.events] == ["critical", "info", "info", "info"]
@@ -539,16 +631,31 @@ def test_a_driver_that_hangs_costs_names_and_not_the_count(node: Node, monkeypat
 
 def test_a_driver_that_fails_costs_names_and_not_the_count(node: Node) -> None:
     node.devices = []
-    node.driver_gpu(GPU0, UUID0)
-    node.log(xid(GPU0, 79))
-    probe = node.probe()
-    probe.open()
-    (node.proc / "driver/nvidia/gpus" / GPU0 / "information").unlink()
-    (node.proc / "driver/nvidia/gpus" / GPU0 / "information").mkdir()
-    probe.open()
-    result = probe.collect()
-    assert xids(result) == {label("0", UUID0, 79, "critical"): 1}, "a name once known is kept"
+    break_driver(node.driver_gpu(GPU0, UUID0))
+    node.driver_gpu(GPU1, UUID1)
+    node.log(xid(GPU0, 79), xid(GPU1, 79))
+    result = node.probe().collect()
+    assert xids(result) == {label("0", "", 79, "critical"): 1, label("1", UUID1, 79, "critical"): 1}
     assert [what for what, _ in result.failures] == [f"GPU {GPU0}"]
+
+
+def test_a_gpu_that_leaves_the_drivers_list_keeps_its_name_and_the_others_theirs(node: Node) -> None:
+    node.devices = []
+    for number in range(4):
+        node.driver_gpu(f"000{number}:00:00.0", f"GPU-{number}")
+    node.log(xid(GPU0, 79), xid(GPU1, 48))
+    probe = node.probe()
+    first = probe.collect()
+    assert set(xids(first)) == {label("1", "GPU-1", 79, "critical"), label("2", "GPU-2", 48, "critical")}
+    shutil.rmtree(node.proc / "driver/nvidia/gpus" / GPU0)
+    probe.open()
+    assert probe.collect().values == first.values
+    shutil.rmtree(node.proc / "driver")
+    probe.open()
+    assert probe.collect().values == first.values
+    node.driver_gpu("0000:80:00.0", "GPU-new")
+    probe.open()
+    assert set(xids(probe.collect())) == {label("2", "GPU-1", 79, "critical"), label("3", "GPU-2", 48, "critical")}
 
 
 def test_two_addresses_of_one_name_are_added_up(node: Node) -> None:
@@ -566,16 +673,54 @@ def test_the_function_of_an_address_does_not_matter(tmp_path: Path) -> None:
     assert xids(node.probe().collect()) == {label("3", UUID0, 31, "warning"): 1}
 
 
-def test_the_driver_is_not_asked_about_a_gpu_that_is_known(node: Node) -> None:
-    probe = node.probe()
-    probe.collect()
-    (node.driver_gpu(GPU1, UUID1)).unlink()
-    (node.proc / "driver/nvidia/gpus" / GPU1 / "information").mkdir()  # which fails when it is read
-    node.advance(100)
+def break_driver(information: Path) -> None:
+    """Have the driver fail when it is asked for this GPU."""
+    information.unlink()
+    information.mkdir()
+
+
+def test_the_driver_is_asked_about_a_gpu_until_its_uuid_is_known_and_never_again(node: Node) -> None:
+    node.devices = []
+    information = node.driver_gpu(GPU0, "GPU-????????-????")
     node.log(xid(GPU0, 31))
-    assert probe.collect().failures == []
+    probe = node.probe()
+    assert xids(probe.collect()) == {label("0", "", 31, "warning"): 1}
+    node.driver_gpu(GPU0, UUID0)
+    probe.open()
+    assert xids(probe.collect()) == {label("0", UUID0, 31, "warning"): 1}
+    break_driver(information)
+    probe.open()
+    result = probe.collect()
+    assert (result.failures, xids(result)) == ([], {label("0", UUID0, 31, "warning"): 1})
+    again = node.probe()
+    again.open()
+    assert again.collect().failures == []
+
+
+@pytest.mark.parametrize("by", ["gpu collector", "kernel log"])
+def test_the_driver_is_not_asked_for_what_others_have_told(node: Node, by: str) -> None:
+    if by == "kernel log":
+        node.devices = []
+    probe = node.probe()
+    node.log(f"NVRM: GPU at PCI:0002:00:00: {UUID1}" if by == "kernel log" else "other")
+    if by == "kernel log":
+        probe.collect()
+    break_driver(node.driver_gpu(GPU1, UUID1))
+    node.advance(100)
     node.log(xid("0009:00:00.0", 31))
-    assert [what for what, _ in probe.collect().failures] == [f"GPU {GPU1}"]
+    assert probe.collect().failures == []
+    break_driver(node.driver_gpu("0003:00:00.0", "GPU-x"))
+    node.advance(100)
+    node.log(xid("0009:00:00.0", 31))
+    assert [what for what, _ in probe.collect().failures] == ["GPU 0003:00:00.0"]
+
+
+def test_a_gpu_told_without_a_name_is_called_by_its_address(tmp_path: Path) -> None:
+    node = Node(tmp_path, [Device("gpu", "", UUID0, GPU0)])
+    node.log(xid(GPU0, 31))
+    result = node.probe().collect()
+    assert xids(result) == {label(GPU0, UUID0, 31, "warning"): 1}
+    assert result.events[0].device == GPU0
 
 
 # SXIDs
@@ -595,6 +740,8 @@ def sxid(rest: str) -> str:
         (sxid("11012, Link 01 ingress"), 11012, "info"),
         (sxid("12999, Link 01 egress"), 12999, "warning"),
         (sxid("99999"), 99999, "warning"),
+        (sxid("20009, Link 30 not fatal, Fatal"), 20009, "warning"),
+        (sxid("20012, Link 30 Fatal"), 20012, "error"),
     ],
 )
 def test_the_shapes_and_severities_of_an_sxid(node: Node, line: str, code: int, severity: str) -> None:
@@ -652,6 +799,7 @@ def test_a_process_killed_in_its_cgroup_is_one_kill_and_names_its_job(node: Node
     ("line", "scope"),
     [
         (KILLED, "memcg"),
+        (OOM.replace(",task_memcg", ",task=1,pid=2,task_memcg"), "memcg"),
         ("Out of memory: Killed process 17898 (python3) total-vm:1kB", "global"),
         ("Out of memory (oom_kill_allocating_task): Killed process 17898 (python3) total-vm:1kB", "global"),
         ("Killed process 17898 (python3) total-vm:1kB, anon-rss:1kB", "global"),
@@ -699,13 +847,16 @@ def test_a_task_of_any_name_is_told(node: Node) -> None:
         OOM.replace("task=python3,", "task=a,b=c,uid=1,pid=2,"),
         "INFO: task kworker/u:1+x y:123 blocked for more than 120 seconds.",
     )
-    kill, hung = node.probe().collect().events
+    node.log("Memory cgroup out of memory: Killed process 9 ((sd-pam)) total-vm:1kB, anon-rss:1kB")
+    kill, hung, pam = node.probe().collect().events
+    assert pam.labels["task"] == "(sd-pam)"
     assert (kill.labels["task"], kill.labels["pid"]) == ("a,b=c,uid=1,pid=2", "17898")
     assert (hung.labels["task"], hung.labels["pid"]) == ("kworker/u:1+x y", "123")
 
 
-def test_a_hung_task_is_counted_and_told(node: Node) -> None:
-    node.log("INFO: task python3:4711 blocked for more than 120 seconds.", "      Tainted: P  O  6.8.0 #1")
+@pytest.mark.parametrize("how", ["blocked", "blocked in I/O wait"])
+def test_a_hung_task_is_counted_and_told(node: Node, how: str) -> None:
+    node.log(f"INFO: task python3:4711 {how} for more than 120 seconds.", "      Tainted: P  O  6.8.0 #1")
     result = node.probe().collect()
     assert result.values["kernel_hung_tasks_total"] == 1
     [event] = result.events
@@ -740,6 +891,56 @@ def test_a_fact_has_the_time_at_which_the_kernel_wrote_it(node: Node) -> None:
     result = node.probe().collect()
     assert result.events[0].time == WALL_S - 3600
     assert series(result, "gpu_xid_last_timestamp_seconds") == {f'{{gpu="0",uuid="{UUID0}",xid="31"}}': WALL_S - 3600}
+
+
+def last(result: Result) -> list[Value]:
+    return list(series(result, "gpu_xid_last_timestamp_seconds").values())
+
+
+def test_a_clock_that_was_wrong_and_is_set_right_is_right_for_what_came_before(node: Node) -> None:
+    node.clock.jump(8 * 3600)
+    node.log(xid(GPU0, 48))
+    probe = node.probe()
+    assert last(probe.collect()) == [WALL_S + 8 * 3600]
+    node.advance(300)
+    node.clock.jump(-8 * 3600)
+    assert last(probe.collect()) == [WALL_S]
+    node.advance(300)
+    node.log(xid(GPU0, 48))
+    assert last(probe.collect()) == [WALL_S + 600]
+    node.clock.jump(3600)
+    assert last(probe.collect()) == [WALL_S + 600 + 3600]
+
+
+def test_a_clock_that_is_adjusted_a_little_moves_no_time_until_it_is_a_second(node: Node) -> None:
+    node.log(xid(GPU0, 48))
+    probe = node.probe()
+    probe.collect()
+    node.advance(100)
+    for _ in range(3):
+        node.clock.jump(0.3)
+        assert last(probe.collect()) == [WALL_S]
+    node.clock.jump(0.3)
+    assert last(probe.collect()) == [pytest.approx(WALL_S + 1.2)]
+
+
+def test_no_time_is_in_the_future(node: Node) -> None:
+    node.log(xid(GPU0, 48))
+    probe = node.probe()
+    probe.collect()
+    node.clock.jump(-0.5)
+    assert last(probe.collect()) == [WALL_S - 0.5]
+    node.advance(10)
+    assert last(probe.collect()) == [WALL_S]
+
+
+def test_a_time_stays_though_the_uptime_cannot_be_read_any_more(node: Node) -> None:
+    node.log(xid(GPU0, 48), at_s=UPTIME_S - 60)
+    probe = node.probe()
+    assert last(probe.collect()) == [WALL_S - 60]
+    (node.proc / "uptime").unlink()
+    node.clock.advance(100)
+    assert last(probe.collect()) == [WALL_S - 60]
 
 
 @pytest.mark.parametrize("at_s", [UPTIME_S + 3, 1e12])
@@ -788,6 +989,25 @@ def test_a_storm_is_counted_whole_and_told_in_few_events(node: Node) -> None:
     assert len({event.key for event in [*events, last]}) == len(events) + 1
 
 
+@pytest.mark.parametrize(
+    ("mild", "bad"),
+    [
+        (xid(GPU0, 145, ", RLW Nonfatal XC0 i0 Link 3"), xid(GPU0, 145, ", RLW Fatal XC0 i0 Link 3")),
+        (
+            "nvidia-nvswitch2: SXid (PCI:0000:c3:00.0): 22013, Non-fatal, Link 63",
+            "nvidia-nvswitch2: SXid (PCI:0000:c3:00.0): 22013, Fatal, Link 63",
+        ),
+        ("Memory cgroup out of memory: Killed process 1 (x) total", "Out of memory: Killed process 1 (x) total"),
+    ],
+)
+def test_what_is_worse_than_the_storm_it_comes_in_is_told(node: Node, mild: str, bad: str) -> None:
+    node.log(*[mild] * 12, bad, *[mild] * 5)
+    events = node.probe().collect().events
+    worst = [event for event in events if event.severity is not events[0].severity]
+    assert (len(events), len(worst)) == (11, 1)
+    assert "count" not in worst[0].labels
+
+
 def test_after_ten_quiet_minutes_facts_are_told_alone_again(node: Node) -> None:
     probe = node.probe()
     node.log(*[xid(GPU0, 95)] * 15)
@@ -803,7 +1023,7 @@ def test_storms_that_are_over_are_forgotten() -> None:
     folding = Folding()
     event = Event("kind", Severity.INFO, "kernel", "message")
     for number in range(100):
-        folding.take(number, 0.0, lambda: event)
+        folding.take(str(number), 0.0, lambda: event)
     assert folding.due(599.0) == []
     assert len(folding._storms) == 100
     assert folding.due(600.0) == []

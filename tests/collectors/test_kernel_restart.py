@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.api import Severity
 from agent.hw.kmsg import Record
 from agent.sim.harness import MemoryState, Probe, Result
 from collectors.kernel import ledger
+from collectors.kernel.folding import KEPT
 from collectors.kernel.position import MEMORY, Position
 from tests.collectors.test_kernel import (
     GPU0,
     GPU1,
     KILLED,
     OOM,
+    UPTIME_S,
     UUID0,
+    UUID1,
+    WALL_S,
     Node,
     label,
     records,
@@ -33,7 +39,7 @@ from tests.collectors.test_kernel import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api import Value
+    from agent.api import Event, Value
 
 FIRST = label("0", UUID0, 31, "warning")
 
@@ -284,8 +290,8 @@ def test_another_log_is_another_matter(node: Node) -> None:
 # What is kept
 
 
-@pytest.mark.parametrize("part", ["position", "ledger"])
-@pytest.mark.parametrize("damage", [None, {}, [], 7, "x"])
+@pytest.mark.parametrize("part", ["position", "ledger", "folding", "gpus"])
+@pytest.mark.parametrize("damage", [None, {}, [], [None], {"a": "b"}, [7], 7, "x"])
 def test_a_damaged_memory_is_no_memory(node: Node, part: str, damage: object) -> None:
     node.log(*FACTS)
     first = node.probe().collect()
@@ -303,6 +309,8 @@ def leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]
 @pytest.mark.parametrize("damage", [None, -1, True, "x", [], [[]], {"a": "b"}, 1e400, float("nan")])
 def test_a_memory_damaged_anywhere_ends_nothing(node: Node, damage: object) -> None:
     node.log(*FACTS, "NVRM: GPU at PCI:0001:00:00: " + UUID0, "NVRM: The NVIDIA GPU 0001:00:00.0", OOM)
+    node.log(*[xid(GPU0, 95)] * 12)
+    node.driver_gpu(GPU0, UUID0)
     node.probe().collect()
     good = copy.deepcopy(node.state.content)
     for path in leaves(good):
@@ -326,6 +334,8 @@ def test_what_matters_is_kept_at_once_and_what_does_not_once_a_minute(node: Node
 
     node.state = Counting()
     probe = node.probe()
+    probe.collect()
+    saves.clear()  # of the GPUs' names
     for _ in range(50):
         node.log("unrelated")
         node.advance(1)
@@ -364,6 +374,131 @@ def test_a_storm_keeps_a_bounded_memory(node: Node) -> None:
     again = node.probe().collect()
     assert sum(xids(again).values()) == MEMORY * 3
     assert again.events == []
+
+
+# What was held back
+
+
+def test_what_a_storm_held_back_is_told_after_a_restart(node: Node) -> None:
+    probe = node.probe()
+    node.log(*[xid(GPU0, 95)] * 500)
+    assert len(probe.collect().events) == 10
+    probe.collector.close()
+    node.advance(30)
+    probe = node.probe()
+    assert probe.collect().events == [], "its minute is not over"
+    node.advance(30)
+    node.devices = []
+    [event] = probe.collect().events
+    assert event.labels == {"xid": "95", "uuid": UUID0, "gpu": "0", "pci": GPU0, "count": "490"}
+    assert (event.severity, event.time, event.device) == (Severity.CRITICAL, WALL_S, "0")
+    assert node.probe().collect().events == [], "once"
+
+
+def test_what_a_storm_held_back_goes_on_over_kills(node: Node) -> None:
+    events: list[Event] = []
+    for _ in range(40):
+        node.log(*[xid(GPU0, 95)] * 5)
+        events += node.probe().collect().events
+        node.advance(6)
+    node.advance(60)
+    events += node.probe().collect().events
+    assert [int(event.labels.get("count", "1")) for event in events] == [1] * 10 + [46, 50, 50, 44]
+
+
+def test_what_a_storm_held_back_before_the_machine_went_down_is_told_after(node: Node) -> None:
+    node.log(*[xid(GPU0, 95)] * 15, *[xid(GPU1, 95)] * 3)
+    node.probe().collect()
+    node.boot("boot-2")
+    node.sequence = 0
+    node.kmsg.write_bytes(b"")
+    node.advance(100)
+    node.uptime(50)
+    node.log(xid(GPU0, 95))
+    probe = node.probe()
+    before, now = probe.collect().events
+    assert (before.labels["count"], before.time) == ("5", WALL_S)
+    assert before.key.startswith("kmsg:boot-1:")
+    assert ("count" in now.labels, now.time) == (False, WALL_S + 100)
+    assert node.probe().collect().events == []
+
+
+def test_what_was_held_back_is_told_once_though_nothing_new_comes(node: Node) -> None:
+    node.log(*[xid(GPU0, 95)] * 15)
+    node.probe().collect()
+    node.boot("boot-2")
+    node.kmsg.write_bytes(b"")
+    assert len(node.probe().collect().events) == 1
+    assert node.probe().collect().events == []
+
+
+def test_of_storms_without_number_the_latest_are_kept(node: Node) -> None:
+    for number in range(3 * KEPT):
+        node.log(
+            *[f"INFO: task t{number}:1 blocked for more than 9 seconds."] * 11, at_s=UPTIME_S + (number - 999) / 100
+        )
+    node.probe().collect()
+    assert len(node.state.content["folding"]) == KEPT
+    node.advance(60)
+    tasks = {event.labels["task"] for event in node.probe().collect().events}
+    assert tasks == {f"t{number}" for number in range(2 * KEPT, 3 * KEPT)}
+
+
+# Names and times
+
+
+def test_names_that_were_known_once_outlive_the_driver_and_the_agent(node: Node) -> None:
+    node.devices = []
+    for address, uuid in (("0000:00:00.0", "GPU-first"), (GPU0, UUID0), (GPU1, UUID1)):
+        node.driver_gpu(address, uuid)
+    node.log(xid(GPU0, 119))
+    probe = node.probe()
+    first = probe.collect()
+    assert xids(first) == {label("1", UUID0, 119, "critical"): 1}
+    shutil.rmtree(node.proc / "driver")
+    probe.open()
+    assert probe.collect().values == first.values
+    assert node.probe().collect().values == first.values
+
+
+def test_names_are_kept_though_nothing_happens(node: Node) -> None:
+    node.devices = []
+    node.driver_gpu(GPU0, UUID0)
+    probe = node.probe()
+    probe.collect()
+    probe.collector.close()
+    shutil.rmtree(node.proc / "driver")
+    node.log(xid(GPU0, 31))
+    assert xids(node.probe().collect()) == {FIRST: 1}
+
+
+def test_names_of_one_boot_are_not_those_of_the_next(node: Node) -> None:
+    node.devices = []
+    node.driver_gpu(GPU0, UUID0)
+    node.log(xid(GPU0, 31))
+    node.probe().collect()
+    shutil.rmtree(node.proc / "driver")
+    node.boot("boot-2")
+    assert xids(node.probe().collect()) == {label(GPU0, "", 31, "warning"): 1}
+
+
+def test_a_clock_that_is_set_right_sets_the_times_right_also_over_a_restart(node: Node) -> None:
+    node.clock.jump(8 * 3600)
+    node.log(xid(GPU0, 31), sxid("20034, Fatal"), at_s=UPTIME_S - 5)
+    node.probe().collect()
+    node.clock.jump(-8 * 3600)
+    node.advance(600)
+    result = node.probe().collect()
+    for metric in ("gpu_xid_last_timestamp_seconds", "nvswitch_sxid_last_timestamp_seconds"):
+        assert list(series(result, metric).values()) == [WALL_S - 5]
+
+
+def test_a_clock_that_is_adjusted_a_little_while_the_agent_is_away_moves_no_time(node: Node) -> None:
+    node.log(xid(GPU0, 31))
+    first = node.probe().collect()
+    node.advance(10)
+    node.clock.jump(0.4)
+    assert node.probe().collect().values == first.values
 
 
 # Failures
@@ -468,5 +603,4 @@ def test_the_ledger_comes_back_as_it_was(node: Node) -> None:
     assert content["dying"]
     assert content["falling"]
     assert content["lost"]
-    assert content["uuids"] == {GPU0: UUID0}
     assert series(node.probe().collect(), "kernel_oom_kills_total") == {'{scope="memcg"}': 2}
