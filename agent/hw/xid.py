@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ class XidTable:
     xids: Mapping[int, Meaning]
     unknown_xid: Meaning
     sxids: Mapping[int, Meaning]
-    sxid_families: Mapping[int, Meaning]
+    sxid_families: Sequence[tuple[range, Meaning]]
     unknown_sxid: Meaning
 
     def xid(self, code: int) -> Meaning:
@@ -53,7 +53,8 @@ class XidTable:
 
     def sxid(self, code: int) -> Meaning:
         """Return what an SXID means, or its family; of one that is in neither, that it is not."""
-        return self.sxids.get(code) or self.sxid_families.get(code) or self.unknown_sxid
+        family = next((meaning for codes, meaning in self.sxid_families if code in codes), self.unknown_sxid)
+        return self.sxids.get(code, family)
 
 
 @functools.cache  # the package's file cannot change while the agent runs
@@ -85,26 +86,31 @@ def load(path: Path) -> XidTable:
         xids=xids,
         unknown_xid=_meaning(content["unknown_xid"], f"{path}: unknown_xid"),
         sxids=_entries(content["sxids"], f"{path}: sxids"),
-        sxid_families=_entries(content["sxid_families"], f"{path}: sxid_families"),
+        sxid_families=_families(content["sxid_families"], f"{path}: sxid_families"),
         unknown_sxid=_meaning(content["unknown_sxid"], f"{path}: unknown_sxid"),
     )
 
 
 def _entries(groups: object, where: str) -> dict[int, Meaning]:
+    return {code: meaning for codes, meaning in _families(groups, where) for code in codes}
+
+
+def _families(groups: object, where: str) -> list[tuple[range, Meaning]]:
     if not isinstance(groups, list):
         raise XidTableError(f"{where}: expected a list of entries, got {type(groups).__name__}")
-    table: dict[int, Meaning] = {}
+    table: list[tuple[range, Meaning]] = []
     for number, group in enumerate(groups, 1):
         place = f"{where}: entry {number}"
         if not isinstance(group, dict) or "codes" not in group:
             raise XidTableError(f"{place}: expected a map with the key `codes`, got {group!r}")
-        codes = _codes(group["codes"], place)
-        place = f"{place} ({codes[0]})"
+        ranges = _ranges(group["codes"], place)
+        place = f"{place} ({ranges[0].start})"
         meaning = _meaning({key: value for key, value in group.items() if key != "codes"}, place)
-        for code in codes:
-            if code in table:
-                raise XidTableError(f"{place}: {code} is there twice")
-            table[code] = meaning
+        for codes in ranges:
+            for known, _ in table:
+                if (again := max(codes.start, known.start)) < min(codes.stop, known.stop):
+                    raise XidTableError(f"{place}: {again} is there twice")
+            table.append((codes, meaning))
     return table
 
 
@@ -127,14 +133,18 @@ def _meaning(facts: Any, where: str) -> Meaning:
 
 
 def _codes(written: object, where: str) -> list[int]:
-    """Return the numbers of a list such as `[8, 39-41]`."""
+    return [code for codes in _ranges(written, where) for code in codes]
+
+
+def _ranges(written: object, where: str) -> list[range]:
+    """Return the numbers of a list such as `[8, 39-41]`, a number as a range of one."""
     if not isinstance(written, list) or not written:
         raise XidTableError(f"{where}: expected a list of numbers and ranges such as 39-41, got {written!r}")
-    codes: list[int] = []
+    ranges: list[range] = []
     for item in written:
         match = _RANGE.fullmatch(item) if isinstance(item, str) else None
         first, last = (int(match[1]), int(match[2])) if match else (item, item)
         if type(first) is not int or not 0 <= first <= last < _CODE_LIMIT:
             raise XidTableError(f"{where}: expected a number or a range such as 39-41, got {item!r}")
-        codes += range(first, last + 1)
-    return codes
+        ranges.append(range(first, last + 1))
+    return ranges

@@ -95,7 +95,8 @@ def test_codes_that_no_table_has_mean_something_all_the_same() -> None:
 
 def test_every_meaning_is_short_text() -> None:
     own = own_table()
-    meanings = [*own.xids.values(), *own.sxids.values(), *own.sxid_families.values(), own.unknown_xid, own.unknown_sxid]
+    families = [meaning for _, meaning in own.sxid_families]
+    meanings = [*own.xids.values(), *own.sxids.values(), *families, own.unknown_xid, own.unknown_sxid]
     for meaning in meanings:
         assert 3 < len(meaning.name) <= 60
         assert meaning.severity in SEVERITIES
