@@ -116,6 +116,7 @@ class WebApp:
             snapshots=engine.store.latest()[1],
             owners={metric.name: name for name, (spec, _) in running for metric in spec.collector.metrics},
             collectors=collector_rows(engine, with_reason=request.trusted),
+            intervals_s={name: spec.interval_s for name, (spec, _) in running},
             events=engine.ring.latest(EVENTS_MOST_SHOWN),
             wall_s=engine.clock.wall(),
             monotonic_s=engine.clock.monotonic(),

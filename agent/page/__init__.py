@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from agent.page.ages import outdated
 from agent.page.collectors import collector_section
 from agent.page.events import EVENTS_MOST, event_section
 from agent.page.gpus import gpu_section
@@ -16,7 +17,7 @@ from agent.page.node import node_header
 from agent.page.ports import port_section
 from agent.page.readings import read
 from agent.page.traffic import Traffic, holder
-from agent.page.verdict import findings, summary, verdict
+from agent.page.verdict import Verdict, findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,8 +48,9 @@ class Facts:
     """All that the page shows, as of one moment.
 
     `size`: the VM size, empty when not known. `owners`: the source of each declared metric. `collectors`: rows of
-    `agent.status.collector_rows`. `events`: oldest first. `trusted`: whether the client may see log text. Times in
-    seconds: `wall_s` since the epoch, `monotonic_s` of the clock that never jumps.
+    `agent.status.collector_rows`. `intervals_s`: how often each of them runs. `events`: oldest first. `trusted`:
+    whether the client may see log text. Times in seconds: `wall_s` since the epoch, `monotonic_s` of the clock that
+    never jumps.
     """
 
     node: str
@@ -57,6 +59,7 @@ class Facts:
     snapshots: Mapping[str, Snapshot]
     owners: Mapping[str, str]
     collectors: Sequence[Mapping[str, Any]]
+    intervals_s: Mapping[str, float]
     events: Sequence[Recorded]
     wall_s: float
     monotonic_s: float
@@ -74,9 +77,13 @@ class StatusPage:
         readings = read(facts.snapshots, facts.owners)
         names = {str(row["name"]) for row in facts.collectors}
         times = [snapshot.taken_at for source, snapshot in facts.snapshots.items() if source in names]
-        found = findings(readings, facts.collectors, facts.wall_s)
+        old = outdated(facts.snapshots, facts.intervals_s, facts.wall_s)
+        verdict = Verdict(
+            findings(readings, facts.collectors, old, facts.wall_s),
+            waiting=[str(row["name"]) for row in facts.collectors if row["state"] == "starting"],
+            anything_seen=bool(times),
+        )
         rates = self._traffic.rates(holder(facts.snapshots, facts.owners), facts.wall_s, facts.monotonic_s)
-        _, words = summary(found, anything_seen=bool(times))
         body = tag(
             "main",
             node_header(
@@ -87,13 +94,13 @@ class StatusPage:
                 taken_s=max(times, default=None),
                 now_s=facts.wall_s,
             ),
-            verdict(found, anything_seen=bool(times)),
-            gpu_section(readings, facts.wall_s),
-            port_section(readings, rates),
+            verdict.panel(),
+            gpu_section(readings, facts.wall_s, old.get("gpu")),
+            port_section(readings, rates, old.get("infiniband")),
             event_section(facts.events, facts.wall_s, with_message=facts.trusted),
-            collector_section(facts.collectors),
+            collector_section(facts.collectors, old),
         )
-        return _document(f"{words} - {facts.node}", body).encode()
+        return _document(f"{verdict.words} - {facts.node}", body).encode()
 
 
 def _document(title: str, body: Html) -> str:

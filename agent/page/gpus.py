@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.page.ages import with_age
 from agent.page.markup import ABSENT, Grade, Html, Row, bar, join, mark, section, small, table, tag
-from agent.page.quantities import HOUR_S, ago, count, memory_of, number, percent
+from agent.page.quantities import count, memory_of, number, percent
 from agent.page.readings import natural
+from agent.page.xids import xids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.api import Value
     from agent.page.readings import Labels, Readings
 
 COLUMNS = ("GPU", "State", "Utilisation", "Memory", "Temperature", "Power", "Health")
@@ -25,28 +25,10 @@ SHORT_UUID = 12  # characters: enough to tell the GPUs of one node apart
 SLOWED = {
     "hw_slowdown": "slowed by hardware",
     "hw_thermal": "slowed by heat",
+    "sw_thermal": "slowed by heat",
     "hw_power_brake": "power brake",
 }
 XID_PREFIX = "gpu_xid_"
-RECENT_XID_S = HOUR_S
-GRADE_OF_SEVERITY = {"critical": Grade.BAD, "error": Grade.BAD, "warning": Grade.WARNING}
-
-
-@dataclass(frozen=True)
-class Xid:
-    """An XID that a GPU reported: how bad that code is, and when it came last (None: not known)."""
-
-    code: str
-    severity: str
-    last_s: Value | None
-
-    def is_recent(self, now_s: float) -> bool:
-        """Say whether it came within the last hour."""
-        return self.last_s is not None and now_s - self.last_s < RECENT_XID_S
-
-    def shown(self, now_s: float) -> str:
-        """Name it with its age."""
-        return f"XID {self.code}" if self.last_s is None else f"XID {self.code}, {ago(self.last_s, now_s)}"
 
 
 def by_gpu(readings: Readings) -> dict[str, Readings]:
@@ -73,16 +55,6 @@ def reasons(gpu: Readings) -> str:
     return ", ".join(gpu.active("gpu_error", "reason")).replace("_", " ")
 
 
-def xids(gpu: Readings) -> list[Xid]:
-    """Return the XIDs that came, latest first."""
-    came = {
-        labels.get("xid", ""): labels.get("severity", "") for labels, total in gpu.of("gpu_xid_errors_total") if total
-    }
-    last = {labels.get("xid", ""): time for labels, time in gpu.of("gpu_xid_last_timestamp_seconds")}
-    found = [Xid(code, came.get(code, ""), last.get(code)) for code in {**came, **last}]
-    return sorted(found, key=lambda xid: (-(xid.last_s or 0), natural(xid.code)))
-
-
 def troubles(gpu: Readings) -> Iterator[tuple[Grade, str]]:
     """Say what is wrong with a GPU that answers, worst first, its XIDs aside."""
     if gpu.is_on("gpu_row_remap_failure"):
@@ -95,24 +67,24 @@ def troubles(gpu: Readings) -> Iterator[tuple[Grade, str]]:
     uncorrected = gpu.value("gpu_ecc_errors_all_total", type="uncorrected", lifetime="volatile")
     if uncorrected:
         yield Grade.WARNING, f"ECC: {number(uncorrected)} uncorrected"
-    for reason in gpu.active("gpu_clock_event_active", "reason"):
-        if reason in SLOWED:
-            yield Grade.WARNING, SLOWED[reason]
+    active = gpu.active("gpu_clock_event_active", "reason")
+    for words in dict.fromkeys(SLOWED[reason] for reason in active if reason in SLOWED):
+        yield Grade.WARNING, words
     # Links without a partner are normal where none has one, as on a board without bridge.
-    active, links = gpu.value("gpu_nvlink_active_links"), gpu.value("gpu_nvlink_links")
-    if active and links and active < links:
-        yield Grade.WARNING, f"NVLink {number(active)} of {number(links)}"
+    linked, links = gpu.value("gpu_nvlink_active_links"), gpu.value("gpu_nvlink_links")
+    if linked and links and linked < links:
+        yield Grade.WARNING, f"NVLink {number(linked)} of {number(links)}"
 
 
-def gpu_section(readings: Readings, now_s: float) -> Html:
-    """Return the table; nothing on a node without GPUs."""
+def gpu_section(readings: Readings, now_s: float, age_s: float | None) -> Html:
+    """Return the table; nothing on a node without GPUs. `age_s` of values that are too old, else None."""
     gpus = by_gpu(readings)
     if not gpus:
         return Html()
     models = {model for gpu in gpus.values() if (model := gpu.info("gpu_info", "name"))}
     shown = [*gpus.values()][:ROWS_MOST]
     rows = [_row(gpu, now_s, with_model=len(models) > 1) for gpu in shown]
-    return section("GPUs", table(_caption(gpus, models), COLUMNS, rows, "gpus"))
+    return section("GPUs", table(with_age(_caption(gpus, models), age_s), COLUMNS, rows, "gpus"))
 
 
 def _is_hearsay(gpu: Readings) -> bool:
@@ -177,9 +149,9 @@ def _power(gpu: Readings) -> str:
 
 def _health(gpu: Readings, now_s: float) -> str:
     notes = [mark(grade, words) for grade, words in troubles(gpu)]
-    for xid in xids(gpu):
-        grade = GRADE_OF_SEVERITY.get(xid.severity, Grade.NONE) if xid.is_recent(now_s) else Grade.NONE
-        notes.append(mark(grade, xid.shown(now_s)))
+    graded = [(xid.grade(now_s), xid.shown(now_s)) for xid in xids(gpu)]
+    for wanted in (Grade.BAD, Grade.WARNING, Grade.NONE):  # of very many the worst stay
+        notes += [mark(grade, shown) if grade.value else small(shown) for grade, shown in graded if grade is wanted]
     corrected = gpu.value("gpu_ecc_errors_all_total", type="corrected", lifetime="volatile")
     if corrected:
         notes.append(small(f"ECC: {number(corrected)} corrected"))

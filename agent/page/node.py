@@ -1,4 +1,4 @@
-"""The node in one line: what it is, what runs on it, and from when the values are."""
+"""The node in two lines: what it is and how it runs; what watches it, and from when the newest values are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from agent.page.markup import Html, join, small, tag
 from agent.page.quantities import ago, clock, memory_of, number, span
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from agent.page.readings import Readings
 
@@ -18,11 +18,13 @@ LINKS = (("/metrics", "metrics"), ("/api/v1/status", "status"), ("/api/v1/events
 def node_header(name: str, facts: Readings, *, size: str, version: str, taken_s: float | None, now_s: float) -> Html:
     """Return the head of the page. `taken_s`: wall time of the newest values, None when there are none yet."""
     links = join(*(tag("a", word, href=path) for path, word in LINKS), between=" ")
-    told = [*_facts(facts, size)]
-    told.append(("Agent", f"hpcwatch {version}"))
-    told.append(("Values", "none yet" if taken_s is None else f"{clock(taken_s, now_s)} UTC, {ago(taken_s, now_s)}"))
-    pairs = (tag("div", tag("dt", title), tag("dd", value)) for title, value in told)
-    return tag("header", tag("h1", name), tag("nav", small(links)), tag("dl", *pairs))
+    newest = "none yet" if taken_s is None else f"{clock(taken_s, now_s)} UTC, {ago(taken_s, now_s)}"
+    watched = (("Agent", f"hpcwatch {version}"), ("Newest values", newest))
+    return tag("header", tag("h1", name), tag("nav", small(links)), _list(_facts(facts, size)), _list(watched))
+
+
+def _list(told: Iterable[tuple[str, str]]) -> Html:
+    return tag("dl", *(tag("div", tag("dt", title), tag("dd", value)) for title, value in told))
 
 
 def _facts(facts: Readings, size: str) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.page.ages import with_age
 from agent.page.markup import ABSENT, Grade, Html, Row, bar, join, mark, section, small, table
 from agent.page.quantities import bit_rate, count, number, rate_of
 from agent.page.readings import natural
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from agent.page.readings import Labels, Readings
     from agent.page.traffic import Rates
 
-COLUMNS = ("Port", "Role", "State", "Rate", "Receiving", "Sending", "Link downs", "Errors")
+COLUMNS = ("Port", "State", "Role", "Rate", "Receiving", "Sending", "Link downs", "Errors")
 ROWS_MOST = 64
 PHYSICAL = {1: "sleep", 2: "polling", 3: "disabled", 4: "training", 6: "error recovery", 7: "phy test"}
 # What is added up as errors of the link: the metric, the kernel's file name, and a word.
@@ -63,13 +64,13 @@ def is_fabric(port: Readings) -> bool:
     return port.info("infiniband_device_info", "role") == "fabric" or port.is_on("infiniband_collect_stalled")
 
 
-def port_section(readings: Readings, rates: Rates) -> Html:
-    """Return the table; nothing on a node without ports."""
+def port_section(readings: Readings, rates: Rates, age_s: float | None) -> Html:
+    """Return the table; nothing on a node without ports. `age_s` of values that are too old, else None."""
     ports = by_port(readings)
     if not ports:
         return Html()
     rows = [_row(key, port, rates) for key, port in [*ports.items()][:ROWS_MOST]]
-    return section("InfiniBand", table(_caption(readings, len(ports)), COLUMNS, rows, "ports"))
+    return section("InfiniBand", table(with_age(_caption(readings, len(ports)), age_s), COLUMNS, rows, "ports"))
 
 
 def _identity(name: str, labels: Labels) -> str | None:
@@ -91,7 +92,7 @@ def _row(key: tuple[str, str], port: Readings, rates: Rates) -> Row:
     name = join(name_of(key), " ", small(netdev)) if netdev else name_of(key)
     received, sent = (_traffic(port, rates.get((*key, direction))) for direction in ("rx", "tx"))
     downs = _total(port, "node_infiniband_link_downed_total", "link_downed")
-    cells = (name, role or ABSENT, _state(port), _rate(port), received, sent, downs or ABSENT, _errors(port))
+    cells = (name, _state(port), role or ABSENT, _rate(port), received, sent, downs or ABSENT, _errors(port))
     return Row(cells)
 
 

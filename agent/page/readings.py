@@ -21,6 +21,7 @@ PREFIXES = (
     "gpu_",
     "infiniband_",
     "node_infiniband_",
+    "nvswitch_",
     "host_uname",
     "host_uptime",
     "host_load",

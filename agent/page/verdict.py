@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent.page import gpus, ports
+from agent.page import collectors, gpus, ports
 from agent.page.markup import Grade, Html, mark, small, tag
-from agent.page.quantities import count, listed, number
+from agent.page.quantities import count, listed, number, span
+from agent.page.readings import natural
+from agent.page.xids import sxids, xids
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from agent.page.readings import Readings
+    from agent.page.readings import Labels, Readings
 
 FINDINGS_MOST = 12
-NOTE = "What the values show; checks arrive with a later version."
+NOTE = "What the values show by themselves; checks arrive with a later version."
 
 
 @dataclass(frozen=True)
@@ -28,31 +30,60 @@ class Finding:
     what: str
 
 
-def findings(readings: Readings, collectors: Sequence[Mapping[str, Any]], now_s: float) -> list[Finding]:
-    """Return what is wrong, worst first."""
-    found = [*_gpu_findings(readings, now_s), *_port_findings(readings), *_collector_findings(collectors)]
+@dataclass(frozen=True)
+class Verdict:
+    """How the node is as far as its values tell: that nothing is wrong with them does not say that it is healthy.
+
+    `waiting`: the collectors that have brought nothing yet. `anything_seen`: whether any has.
+    """
+
+    findings: Sequence[Finding]
+    waiting: Sequence[str]
+    anything_seen: bool
+
+    @property
+    def grade(self) -> Grade:
+        """How bad it is; none of both where nothing is known to be wrong."""
+        return self.findings[0].grade if self.findings else Grade.NONE
+
+    @property
+    def words(self) -> str:
+        """The same in a few words."""
+        if self.findings:
+            return f"{count(len(self.findings), 'thing')} wrong"
+        if self.waiting:
+            return "Collection has not finished"
+        return "Nothing wrong in these values" if self.anything_seen else "Nothing collected"
+
+    def panel(self) -> Html:
+        """Return the part of the page that says it."""
+        told = _together(self.findings)
+        more = len(told) - FINDINGS_MOST
+        lines = [tag("li", mark(one.grade, _subject(one)), " ", one.what) for one in told[:FINDINGS_MOST]]
+        if more > 0:
+            lines.append(tag("li", f"and {more} more"))
+        if self.waiting:
+            lines.append(tag("li", f"Waiting for the first values of {listed(self.waiting)}"))
+        return tag(
+            "section",
+            tag("h2", mark(self.grade, self.words)),
+            tag("ul", *lines) if lines else Html(),
+            tag("p", small(NOTE)),
+            class_=f"verdict {self.grade.value}",
+        )
+
+
+def findings(
+    readings: Readings, rows: Sequence[Mapping[str, Any]], old: Mapping[str, float], now_s: float
+) -> list[Finding]:
+    """Return what is wrong, worst first. `rows` of the collectors; `old`: the age in seconds of values too old."""
+    found = [
+        *_gpu_findings(readings, now_s),
+        *_switch_findings(readings, now_s),
+        *_port_findings(readings),
+        *_collector_findings(rows, old),
+    ]
     return sorted(found, key=lambda finding: finding.grade is not Grade.BAD)
-
-
-def summary(found: Sequence[Finding], *, anything_seen: bool) -> tuple[Grade, str]:
-    """Say in a few words how the node is."""
-    if found:
-        return found[0].grade, f"{count(len(found), 'thing')} wrong"
-    return (Grade.OK, "Nothing wrong seen") if anything_seen else (Grade.NONE, "Nothing seen yet")
-
-
-def verdict(found: Sequence[Finding], *, anything_seen: bool) -> Html:
-    """Return the panel that says it."""
-    grade, words = summary(found, anything_seen=anything_seen)
-    told = _together(found)
-    more = len(told) - FINDINGS_MOST
-    lines = [tag("li", mark(one.grade, _subject(one)), " ", one.what) for one in told[:FINDINGS_MOST]]
-    if more > 0:
-        lines.append(tag("li", f"and {more} more"))
-    listing = tag("ul", *lines) if lines else Html()
-    return tag(
-        "section", tag("h2", mark(grade, words)), listing, tag("p", small(NOTE)), class_=f"verdict {grade.value}"
-    )
 
 
 def _together(found: Sequence[Finding]) -> list[Finding]:
@@ -81,8 +112,10 @@ def _gpu_findings(readings: Readings, now_s: float) -> Iterator[Finding]:
     if missing > 0:
         expected = number(readings.value("gpu_expected_count"))
         yield Finding(Grade.BAD, "GPUs", "", f"{number(missing)} of {expected} missing")
-    for xid, name in _bad_xids(readings, now_s):
-        yield Finding(Grade.BAD, "GPU", name, xid.shown(now_s))
+    for gpu in readings.by(gpus.identity).values():
+        for xid in xids(gpu):
+            if xid.is_finding(now_s):
+                yield Finding(xid.grade(now_s), "GPU", gpus.name_of(gpu) or "unknown", xid.shown(now_s))
 
 
 def _missing_gpus(readings: Readings, known: int) -> float:
@@ -96,11 +129,15 @@ def _missing_gpus(readings: Readings, known: int) -> float:
     return expected - max(seen)
 
 
-def _bad_xids(readings: Readings, now_s: float) -> Iterator[tuple[gpus.Xid, str]]:
-    for gpu in readings.by(gpus.identity).values():
-        for xid in gpus.xids(gpu):
-            if gpus.GRADE_OF_SEVERITY.get(xid.severity) is Grade.BAD and xid.is_recent(now_s):
-                yield xid, gpus.name_of(gpu) or "unknown"
+def _switch_findings(readings: Readings, now_s: float) -> Iterator[Finding]:
+    for name, switch in sorted(readings.by(_switch).items(), key=lambda item: natural(item[0])):
+        for sxid in sxids(switch):
+            if sxid.is_finding(now_s):
+                yield Finding(sxid.grade(now_s), "NVSwitch", name or "unknown", sxid.shown(now_s))
+
+
+def _switch(name: str, labels: Labels) -> str | None:
+    return labels.get("switch", "") if name.startswith("nvswitch_sxid_") else None
 
 
 def _port_findings(readings: Readings) -> Iterator[Finding]:
@@ -121,8 +158,10 @@ def _port_findings(readings: Readings) -> Iterator[Finding]:
         yield Finding(Grade.BAD, "fabric ports", "", f"{number(present - up)} of {number(present)} not up")
 
 
-def _collector_findings(collectors: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
-    for row in collectors:
-        if row["state"] in ("failed", "hung"):
-            reason = f": {row['reason']}" if row["reason"] else ""
-            yield Finding(Grade.BAD, "collector", str(row["name"]), f"{row['state']}{reason}")
+def _collector_findings(rows: Sequence[Mapping[str, Any]], old: Mapping[str, float]) -> Iterator[Finding]:
+    for row in rows:
+        what = collectors.trouble(row)
+        if what:
+            yield Finding(Grade.BAD, "collector", str(row["name"]), what)
+    for name, age_s in old.items():
+        yield Finding(Grade.WARNING, "collector", name, f"brought nothing new for {span(age_s)}")

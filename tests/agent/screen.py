@@ -54,6 +54,11 @@ class Node:
         if total:
             self.add("gpu_xid_last_timestamp_seconds", NOW - age_s, **labels, xid=code)
 
+    def sxid(self, switch: str, code: str, severity: str, age_s: float) -> None:
+        labels = {"switch": switch, "pci": f"0000:0{switch}:00.0", "sxid": code}
+        self.add("nvswitch_sxid_errors_total", 1, **labels, severity=severity)
+        self.add("nvswitch_sxid_last_timestamp_seconds", NOW - age_s, **labels)
+
     def port(self, device: str, *, role: str = "fabric", up: float = 1, state: str = "active", port: str = "1",
              received: float = 1e12, rate: float = 25e9) -> dict[str, str]:  # fmt: skip
         labels = {"device": device, "port": port}
@@ -93,6 +98,7 @@ def facts(node: Node | Mapping[str, Snapshot], /, **given: Any) -> Facts:
     rows = [collector(source) for source in snapshots]
     return Facts(**{
         "node": "nd96-0007", "version": "0.1.0", "size": "", "snapshots": snapshots, "owners": {}, "collectors": rows,
+        "intervals_s": dict.fromkeys(snapshots, 5.0),
         "events": (), "wall_s": NOW, "monotonic_s": 1000.0, "trusted": True, **given,
     })  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from agent.api import Value
 
 DASH = "\N{EN DASH}"
+FINE = "Nothing wrong in these values"
 HOSTILE = "<script>alert('1')</script>\"><img src=x onerror=y>&amp;\x00\n\u202e"
+
+
+def starting(name: str) -> dict[str, Any]:
+    return collector(name, "starting", enabled=False, age="", series=0)
+
+
+def grades(screen: Screen) -> set[str]:
+    """Return the grades of all marks on the page."""
+    marks = (value for _, name, value in screen.attributes if name == "class" and value.startswith("mark "))
+    return {value.removeprefix("mark ") for value in marks}
 
 
 def healthy_node() -> Node:
@@ -46,7 +57,7 @@ def healthy_node() -> Node:
 
 def test_a_healthy_node_says_so_and_shows_every_device() -> None:
     screen = show(healthy_node())
-    assert screen.verdict == "Nothing wrong seen"
+    assert screen.verdict == FINE
     assert screen.lines == []
     assert screen.tables["GPUs"].heads == [str(index) for index in range(8)]
     ports = [f"mlx5_ib{index} net-mlx5_ib{index}" for index in range(8)]
@@ -70,7 +81,7 @@ def test_the_head_tells_what_node_this_is_and_from_when() -> None:
         "Load 34.2 on 96 CPUs",
         "Memory 286 / 886 GiB",
         "Agent hpcwatch 0.1.0",
-        "Values 07:59:57 UTC, 3 s ago",
+        "Newest values 07:59:57 UTC, 3 s ago",
     ):
         assert fact in told
 
@@ -92,9 +103,37 @@ def test_only_what_is_there_is_shown() -> None:
 
 
 def test_before_the_first_values_nothing_is_claimed() -> None:
-    screen = show({}, collectors=[collector("host", "starting", age="", series=0)])
-    assert screen.verdict == "Nothing seen yet"
-    assert "Values none yet" in text_of(screen)
+    screen = show({}, collectors=[starting("host")])
+    assert screen.verdict == "Collection has not finished"
+    assert "Newest values none yet" in text_of(screen)
+
+
+def test_while_a_collector_is_starting_the_node_is_not_said_to_be_fine() -> None:
+    node = Node()
+    node.add("host_load1", 1)
+    screen = show(node, collectors=[starting("gpu"), collector("host"), starting("infiniband")])
+    assert screen.verdict == "Collection has not finished"
+    assert screen.lines == ["Waiting for the first values of gpu, infiniband"]
+    assert grades(screen) == {"ok"}  # of the one that runs
+
+
+def test_what_is_wrong_is_told_before_collection_has_finished() -> None:
+    node = Node()
+    node.gpu("0", up=0)
+    screen = show(node, collectors=[collector("gpu"), starting("host")])
+    assert screen.verdict == "1 thing wrong"
+    assert screen.lines == ["GPU 0 down", "Waiting for the first values of host"]
+
+
+def test_where_no_collector_has_anything_to_do_nothing_is_claimed() -> None:
+    idle = [collector("gpu", "absent", enabled=False), collector("host", "off", enabled=False)]
+    assert show({}, collectors=idle).verdict == "Nothing collected"
+
+
+def test_that_nothing_is_wrong_is_said_in_a_neutral_tone() -> None:
+    screen = show(healthy_node())
+    assert ("section", "class", "verdict ") in screen.attributes
+    assert "checks arrive with a later version" in text_of(screen)
 
 
 def test_a_gpu_is_shown_with_its_values_and_bars() -> None:
@@ -199,6 +238,8 @@ def test_a_gpu_never_seen_alive_is_named_by_its_uuid() -> None:
         ("gpu_recovery_action", {"action": "node_reboot"}, 1, "driver asks for node reboot"),
         ("gpu_ecc_errors_all_total", {"type": "uncorrected", "lifetime": "volatile"}, 2, "ECC: 2 uncorrected"),
         ("gpu_clock_event_active", {"reason": "hw_thermal"}, 1, "slowed by heat"),
+        ("gpu_clock_event_active", {"reason": "sw_thermal"}, 1, "slowed by heat"),
+        ("gpu_clock_event_active", {"reason": "hw_slowdown"}, 1, "slowed by hardware"),
         ("gpu_clock_event_active", {"reason": "hw_power_brake"}, 1, "power brake"),
     ],
 )
@@ -228,7 +269,7 @@ def test_what_belongs_to_normal_work_is_not_wrong(name: str, labels: dict[str, s
     node = Node()
     node.add(name, value, **node.gpu("4"), **labels)
     node.add("gpu_nvlink_active_links", 0 if "nvlink" in name else 12, gpu="4", uuid="GPU-4")
-    assert show(node).verdict == "Nothing wrong seen"
+    assert show(node).verdict == FINE
 
 
 def test_some_links_of_several_missing_is_wrong() -> None:
@@ -246,23 +287,99 @@ def test_remarks_that_are_not_wrong_stand_in_the_row() -> None:
     assert screen.lines == []
 
 
-@pytest.mark.parametrize(
-    ("severity", "age_s", "lines"),
-    [
-        ("critical", 3599, ["GPU 3 XID 79, 59 min ago"]),
-        ("error", 720, ["GPU 3 XID 79, 12 min ago"]),
-        ("warning", 720, []),
-        ("info", 720, []),
-        ("critical", 3601, []),
-    ],
-)
-def test_severe_xids_of_the_last_hour_are_wrong(severity: str, age_s: float, lines: list[str]) -> None:
+def test_heat_seen_by_hardware_and_software_is_one_thing() -> None:
+    node = Node()
+    labels = node.gpu("4")
+    for reason in ("hw_thermal", "sw_thermal"):
+        node.add("gpu_clock_event_active", 1, **labels, reason=reason)
+    screen = show(node)
+    assert (screen.verdict, screen.lines) == ("1 thing wrong", ["GPU 4 slowed by heat"])
+
+
+SEVERE = [
+    ("critical", 3599, "59 min ago", "bad"),
+    ("critical", 3660, "61 min ago", "warning"),
+    ("critical", 40 * 86400, "40 d ago", "warning"),
+    ("error", 3599, "59 min ago", "bad"),
+]
+PASSED = [("error", 3601), ("warning", 720), ("info", 720), ("of another world", 720), ("", 720)]
+
+
+@pytest.mark.parametrize(("severity", "age_s", "ago", "grade"), SEVERE)
+def test_severe_xids_of_the_last_hour_and_critical_ones_since_boot_are_wrong(
+    severity: str, age_s: float, ago: str, grade: str
+) -> None:
+    node = Node()
+    node.gpu("3")
+    node.xid("3", "48", severity, age_s)
+    screen = show(node)
+    assert screen.lines == [f"GPU 3 XID 48, {ago}"]
+    assert ("section", "class", f"verdict {grade}") in screen.attributes
+    assert screen.tables["GPUs"].row("3")["Health"] == f"XID 48, {ago}"
+
+
+@pytest.mark.parametrize(("severity", "age_s"), PASSED)
+def test_other_xids_stand_in_the_row_only(severity: str, age_s: float) -> None:
     node = Node()
     node.gpu("3")
     node.xid("3", "79", severity, age_s)
     screen = show(node)
-    assert screen.lines == lines
+    assert (screen.verdict, screen.lines) == (FINE, [])
     assert screen.tables["GPUs"].row("3")["Health"].startswith("XID 79, ")
+    assert "bad" not in grades(screen)
+
+
+@pytest.mark.parametrize("severities", [("critical", "warning"), ("warning", "critical"), ("unheard of", "critical")])
+def test_of_a_code_with_several_severities_the_worst_that_came_counts(severities: tuple[str, str]) -> None:
+    node = Node()
+    node.gpu("0")
+    for severity in severities:
+        node.xid("0", "145", severity, 60, total=3)
+    screen = show(node)
+    assert screen.lines == ["GPU 0 XID 145, 60 s ago"]
+    assert screen.tables["GPUs"].row("0")["Health"] == "XID 145, 60 s ago"
+
+
+def test_a_severity_that_a_code_never_came_with_does_not_count() -> None:
+    node = Node()
+    node.gpu("0")
+    node.xid("0", "145", "warning", 60)
+    node.xid("0", "145", "critical", 60, total=0)
+    screen = show(node)
+    assert (screen.lines, grades(screen)) == ([], {"ok", "warning"})
+
+
+def test_a_critical_xid_of_unknown_time_is_wrong() -> None:
+    node = Node()
+    node.add("gpu_xid_errors_total", 1, **node.gpu("0"), xid="62", severity="critical")
+    screen = show(node)
+    assert screen.lines == ["GPU 0 XID 62"]
+    assert ("section", "class", "verdict warning") in screen.attributes
+
+
+@pytest.mark.parametrize(("severity", "age_s", "ago", "grade"), SEVERE)
+def test_severe_sxids_are_wrong_as_xids_are(severity: str, age_s: float, ago: str, grade: str) -> None:
+    node = Node()
+    node.add("host_load1", 1)
+    node.sxid("2", "20034", severity, age_s)
+    screen = show(node)
+    assert screen.lines == [f"NVSwitch 2 SXID 20034, {ago}"]
+    assert ("section", "class", f"verdict {grade}") in screen.attributes
+
+
+@pytest.mark.parametrize(("severity", "age_s"), PASSED)
+def test_other_sxids_are_not_wrong(severity: str, age_s: float) -> None:
+    node = Node()
+    node.sxid("2", "20034", severity, age_s)
+    assert show(node).verdict == FINE
+
+
+def test_the_same_sxid_of_several_switches_is_told_of_each() -> None:
+    node = Node()
+    for switch in ("10", "9", ""):
+        node.sxid(switch, "20034", "critical", 60)
+    node.sxid("9", "20034", "warning", 60)
+    assert show(node).lines == ["NVSwitch unknown, 9, 10 SXID 20034, 60 s ago"]
 
 
 def test_an_xid_that_never_came_is_not_shown() -> None:
@@ -279,6 +396,18 @@ def test_the_latest_xid_comes_first() -> None:
     node.xid("3", "13", "warning", 5000)
     node.xid("3", "31", "warning", 300)
     assert show(node).tables["GPUs"].row("3")["Health"] == "XID 31, 5 min ago XID 13, 83 min ago"
+
+
+def test_of_very_many_xids_the_worst_are_shown() -> None:
+    node = Node()
+    node.gpu("3")
+    for code in range(100, 120):
+        node.xid("3", str(code), "info", 10)
+    node.xid("3", "31", "warning", 30)
+    node.xid("3", "94", "error", 60)
+    shown = show(node).tables["GPUs"].row("3")["Health"]
+    assert shown.startswith("XID 94, 60 s ago XID 31, 30 s ago XID 100, 10 s ago ")
+    assert shown.count("XID") == 8
 
 
 def test_an_xid_of_a_gpu_that_nobody_knows_is_told_without_making_a_gpu_of_it() -> None:
@@ -471,11 +600,11 @@ def test_traffic_starts_anew_when_the_ports_were_gone() -> None:
 
 def test_collectors_that_fail_or_hang_are_wrong_and_idle_ones_come_last() -> None:
     rows = [
-        collector("azure", "absent", needs="an Azure VM", age="", series=0),
+        collector("azure", "absent", enabled=False, needs="an Azure VM", age="", series=0),
         collector("gpu", "failed", reason="no library", errors=7),
         collector("host", found="96 CPUs"),
         collector("logs", "hung", reason=""),
-        collector("textfile", "off", age="", series=0),
+        collector("textfile", "off", enabled=False, age="", series=0),
     ]
     node = Node()
     node.add("host_load1", 1)
@@ -487,6 +616,74 @@ def test_collectors_that_fail_or_hang_are_wrong_and_idle_ones_come_last() -> Non
     assert [*table.row("gpu").values()] == ["gpu", "failed", "3 s", "10", "7", "no library"]
     assert [*table.row("host").values()] == ["host", "ok", "3 s", "10", "0", "96 CPUs"]
     assert [*table.row("azure").values()] == ["azure", "absent", DASH, DASH, "0", "needs an Azure VM"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "line"),
+    [
+        ("no device", "collector infiniband expected and absent: no device"),
+        ("", "collector infiniband expected and absent"),
+    ],
+)
+def test_a_collector_whose_hardware_went_is_wrong_and_stays_among_those_in_use(reason: str, line: str) -> None:
+    rows = [
+        collector("azure", "absent", enabled=False),
+        collector("host"),
+        collector("infiniband", "absent", reason=reason, needs="an adapter", age="900 s", series=0),
+    ]
+    node = Node()
+    node.add("host_load1", 1)
+    screen = show(node, collectors=rows)
+    assert screen.lines == [line]
+    assert ("section", "class", "verdict bad") in screen.attributes
+    table = screen.tables["Collectors"]
+    assert (table.caption, table.heads) == ("2 of 3 in use", ["host", "infiniband", "azure"])
+    found = reason or "needs an adapter"
+    assert [*table.row("infiniband").values()] == ["infiniband", "absent", "900 s", "0", "0", found]
+    assert screen.attributes.count(("tr", "class", "muted")) == 1
+    assert screen.attributes.count(("span", "class", "mark bad")) == 3  # of the headline, the line and the row
+
+
+def aged_node(age_s: float) -> dict[str, Snapshot]:
+    """Return a node of which the host is seen now, and the rest was seen then."""
+    old, new = Node(NOW - age_s), Node(NOW - 1)
+    old.gpu("0")
+    old.port("mlx5_ib0")
+    new.add("host_load1", 1)
+    return {**old.snapshots(), **new.snapshots()}
+
+
+def test_values_that_are_too_old_are_wrong_and_each_table_tells_its_own_age() -> None:
+    rows = [collector("gpu", age="80 s"), collector("host"), collector("infiniband", age="80 s")]
+    intervals_s = {"gpu": 5.0, "host": 10.0, "infiniband": 15.0}
+    screen = show(aged_node(80), collectors=rows, intervals_s=intervals_s)
+    assert screen.lines == ["collector gpu, infiniband brought nothing new for 80 s"]
+    assert ("section", "class", "verdict warning") in screen.attributes
+    assert screen.tables["GPUs"].caption.endswith("A100-SXM4-40GB values 80 s old")
+    assert screen.tables["InfiniBand"].caption == "1 port values 80 s old"
+    aged = [text for element, text in screen.texts if element == "span" and text == "80 s"]
+    assert len(aged) == 2
+    assert "Newest values 07:59:59 UTC, 1 s ago" in text_of(screen)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "intervals_s", "old"),
+    [
+        (29, {"gpu": 5.0, "infiniband": 15.0}, []),
+        (31, {"gpu": 5.0, "infiniband": 15.0}, ["gpu"]),
+        (59, {"gpu": 15.0, "infiniband": 15.0}, []),
+        (61, {"gpu": 3600.0, "infiniband": 15.0}, ["infiniband"]),
+        (-600, {"gpu": 5.0, "infiniband": 15.0}, []),
+        (9e9, {"host": 10.0, "gone": 5.0}, []),
+    ],
+)
+def test_how_old_is_too_old_depends_on_how_often_a_collector_runs(
+    age_s: float, intervals_s: dict[str, float], old: list[str]
+) -> None:
+    screen = show(aged_node(age_s), intervals_s=intervals_s)
+    assert [line.split()[1] for line in screen.lines] == old
+    captions = [name for name, table in screen.tables.items() if table.caption.endswith(" old")]
+    assert captions == [{"gpu": "GPUs", "infiniband": "InfiniBand"}[name] for name in old]
 
 
 def test_the_worst_comes_first() -> None:
@@ -557,6 +754,7 @@ def hostile_node(text: str) -> Node:
     node.add("gpu_info", 1, gpu="2", uuid="GPU-2", name=text)
     node.add("gpu_recovery_action", 1, **one, action=text)
     node.xid(text, text, "critical", 60, uuid=text)
+    node.sxid(text, text, "critical", 60)
     node.add("infiniband_device_info", 1, device=text, port=text, role=text, netdev=text)
     node.add("infiniband_port_state", 1, device=text, port=text, state=text)
     node.port(f"a{text}", up=0, port=text)
@@ -569,8 +767,10 @@ def hostile_node(text: str) -> Node:
 def hostile_screen(text: str) -> Screen:
     rows = [
         collector(text, "failed", reason=text, age=text),
-        collector(f"2{text}", "absent", needs=text),
+        collector(f"2{text}", "absent", enabled=False, needs=text),
         collector(f"3{text}", found=text),
+        collector(f"4{text}", "absent", reason=text),
+        starting(f"5{text}"),
     ]
     happened = event(60, text, component=text, device=text, message=text, labels={text: f"{text}-"})
     return show(hostile_node(text), node=text, version=text, size=text, collectors=rows, events=[happened])
@@ -660,7 +860,7 @@ def test_a_series_under_a_declared_name_counts_only_from_its_collector() -> None
     node.port("mlx5_ib0")
     owners = {"gpu_up": "gpu", "infiniband_port_up": "infiniband"}
     screen = show(node, owners=owners)
-    assert screen.verdict == "Nothing wrong seen"
+    assert screen.verdict == FINE
     assert list(screen.tables) == ["InfiniBand", "Collectors"]
 
 
@@ -685,7 +885,7 @@ def test_the_values_are_as_old_as_the_newest_that_a_collector_brought() -> None:
     own.add("hpcwatch_build_info", 1)
     rows = [collector("gpu"), collector("host")]
     told = text_of(show({**node.snapshots(), **newer.snapshots(), **own.snapshots()}, collectors=rows))
-    assert "Values 07:59:30 UTC, 30 s ago" in told
+    assert "Newest values 07:59:30 UTC, 30 s ago" in told
 
 
 NAMES = sorted({series.metric.name for snapshot in healthy_node().snapshots().values() for series in snapshot.series})
@@ -693,11 +893,12 @@ NAMES += [
     "gpu_error", "gpu_xid_errors_total", "gpu_xid_last_timestamp_seconds", "gpu_clock_event_active", "gpu_count",
     "gpu_recovery_action", "gpu_ecc_errors_all_total", "gpu_nvlink_links", "gpu_nvlink_active_links",
     "gpu_pcie_link_width", "gpu_pcie_link_max_width", "infiniband_collect_stalled", "infiniband_counter_saturated",
+    "nvswitch_sxid_errors_total", "nvswitch_sxid_last_timestamp_seconds",
     "infiniband_port_restricted", "infiniband_link_rate_expected_bytes_per_second",
 ]  # fmt: skip
 LABELS = (
     "gpu", "uuid", "device", "port", "state", "status", "reason", "sensor", "scope", "kind", "xid", "severity", "type",
-    "lifetime", "action", "name", "role", "source",
+    "lifetime", "action", "name", "role", "source", "switch", "sxid",
 )  # fmt: skip
 VALUES = st.one_of(
     st.sampled_from([0, 1, -1, 10**400, float("nan"), float("inf"), -1e300, 1e300, 5e-324, 2**64]),

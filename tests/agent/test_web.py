@@ -282,6 +282,11 @@ def test_status_page_shows_the_values_of_those_that_declared_them(browser: Brows
     assert "<dt>Size</dt>" not in page  # not known here
 
 
+def test_status_page_tells_of_values_that_are_older_than_their_collector_allows(browser: Browser) -> None:
+    browser.engine.store.put(Snapshot("tank", 1_000_000_000.0, [Series(LOAD, ())], [34.5]))
+    assert "brought nothing new for" in browser.ask("/").body.decode()
+
+
 def test_status_page_shows_the_newest_events_and_their_text_to_trusted_clients_only(browser: Browser) -> None:
     record(browser.engine, 25)
     page = browser.ask("/", trusted=True).body.decode()
