@@ -42,8 +42,16 @@ def address(text: str) -> str | None:
     return f"{int(domain, 16):04x}:{bus.lower()}:{device.lower()}.{function}"
 
 
+def order(at: str) -> tuple[int, str]:
+    """Return what to sort addresses by, so that domains of more digits come last."""
+    return len(at), at
+
+
 class PciBus:
-    """NVIDIA's GPUs among the PCI functions. A function is read when it turns up and not again: what it is stays."""
+    """NVIDIA's GPUs among the PCI functions. A function is read when it turns up and not again: what it is stays.
+
+    A virtual function (with a link `physfn` to the one it belongs to) is a share of a GPU for a guest, not a GPU here.
+    """
 
     def __init__(self, sys: str | os.PathLike[str]) -> None:
         self._directory = os.path.join(sys, "bus/pci/devices")
@@ -56,15 +64,17 @@ class PciBus:
         known = self._known
         found = entries(self._directory).items()
         self._known = {item: known[item] if item in known else self._is_gpu(item[0]) for item in found}
-        return sorted(name for (name, _), is_gpu in self._known.items() if is_gpu)
+        return sorted((name for (name, _), is_gpu in self._known.items() if is_gpu), key=order)
 
     def _is_gpu(self, name: str) -> bool:
         try:
             if read_text(f"{self._directory}/{name}/vendor").lower() != VENDOR:
                 return False
-            return read_text(f"{self._directory}/{name}/class").lower().startswith(CLASSES)
+            if not read_text(f"{self._directory}/{name}/class").lower().startswith(CLASSES):
+                return False
         except _ABSENT:
             return False
+        return not os.path.lexists(f"{self._directory}/{name}/physfn")
 
 
 def driver_addresses(proc: str | os.PathLike[str]) -> list[str]:
@@ -73,7 +83,7 @@ def driver_addresses(proc: str | os.PathLike[str]) -> list[str]:
     Lists names only, which never waits for a GPU.
     """
     found = (address(name) for name in entries(os.path.join(proc, "driver/nvidia/gpus")))
-    return sorted(name for name in found if name is not None)
+    return sorted((name for name in found if name is not None), key=order)
 
 
 def driver_gpu(proc: str | os.PathLike[str], at: str) -> DriverGpu:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from agent.api import Collector, Duration, Lane, NotPresent
 from agent.hw.nvml import library
-from agent.hw.nvml.session import NO_PERMISSION, NvmlError
+from agent.hw.nvml.session import NO_PERMISSION, NvmlError, SessionEndedError
 from collectors.gpu import metrics
 from collectors.gpu.census import Census
 from collectors.gpu.connection import Connection
@@ -23,8 +23,7 @@ from collectors.gpu.survey import UNKNOWN
 
 if TYPE_CHECKING:
     from agent.api import Context, Out, Series
-
-LOOK_AGAIN_S = 15.0  # for a GPU that NVML does not give a handle of
+    from collectors.gpu.census import Listing
 
 
 @dataclass(frozen=True)
@@ -74,26 +73,33 @@ class Gpu(Collector):
         selection = Selection(keys.device_include, keys.device_exclude)
         self._slow_interval_s = float(keys.slow_interval)
         self._memory = Memory(ctx)
+        self._memory.keep_out(selection)
         self._census = Census(ctx)
         self._connection = Connection(keys.nvml_library, ctx, self._memory)
         self._expectation = Expectation(keys.expected_count, ctx.vm_size, self._memory, selection)
         self._fleet = Fleet(ctx, self._memory, selection, self._slow_interval_s)
         self._enumerated: int | None = None  # in this session
+        self._hidden = 0  # GPUs that the system shows and others are given
         self._surveyed_s = float("-inf")
         self._driver_info: tuple[tuple[str, ...], Series] | None = None
 
     @classmethod
     def look(cls, options: Any, ctx: Context) -> None:
-        """Raise NotPresent when neither system, library, configuration, VM size nor this boot's past knows a GPU."""
+        """Raise NotPresent when neither system, configuration, VM size nor this boot's past knows a GPU.
+
+        That the library is installed counts where the system cannot tell, for sysfs shows no PCI.
+        """
         keys: Options = options
         census = Census(ctx)
         census.take(lambda what, error: ctx.log.debug("%s: %s", what, error))
-        if any(census.counts.values()) or library.installed(keys.nvml_library):
+        if keys.nvml_library is not None or not census.is_empty:
+            return
+        if census.pci is None and library.installed(None):
             return
         memory = Memory(ctx)
         selection = Selection(keys.device_include, keys.device_exclude)
         if not Expectation(keys.expected_count, ctx.vm_size, memory, selection).count():
-            raise NotPresent(f"no NVIDIA GPU in {ctx.sys}/bus/pci, {ctx.proc}/driver/nvidia or {ctx.dev}, and no NVML")
+            raise NotPresent(f"no NVIDIA GPU in {ctx.sys}/bus/pci, {ctx.proc}/driver/nvidia or {ctx.dev}")
 
     def open(self) -> None:
         pass  # everything may hang, and is done where a hang can be blamed on what is in hand
@@ -102,23 +108,13 @@ class Gpu(Collector):
         """Read all GPUs. Raises NotPresent when there are none and none are expected, Outdated for a new driver."""
         now_s = self.ctx.clock.monotonic()
         self._census.take(out.failed)
-        nvml = self._connection.ensure(out, now_s)
-        count: int | None = None
-        if nvml is None:
+        try:
+            is_up = self._ask_nvml(out, now_s)
+        except SessionEndedError as error:
+            self._connection.give_up(error, now_s)
+        if not is_up:
             self._go_without(out, now_s)
-        else:
-            session, count = nvml
-            fatal = self._connection.fatal(now_s)
-            try:
-                if self._survey_due(count, now_s):
-                    self._fleet.survey(session, count, self._census, out, fatal)
-                    self._enumerated, self._surveyed_s = count, now_s
-                self._fleet.read(out, now_s, fatal)
-            except NvmlError as error:  # only those in `fatal` come so far
-                self._connection.give_up(error, now_s)
-            self._require_anything("NVML lists none")
-            self._fleet.tell_changes(out)
-        self._show_node(out, count)
+        self._show_node(out, is_up=is_up)
         self._memory.save()
 
     def found(self) -> str:
@@ -132,21 +128,45 @@ class Gpu(Collector):
         with contextlib.suppress(NvmlError):  # the process ends, and with it whatever NVML holds
             self._connection.close()
 
+    def _ask_nvml(self, out: Out, now_s: float) -> bool:
+        """Look who is there, when that is due, and read all; False when NVML cannot be had. Raises SessionEndedError."""
+        nvml = self._connection.ensure(out, now_s)
+        if nvml is None:
+            return False
+        session, count = nvml
+        is_changed = count != self._enumerated
+        if is_changed:
+            self._fleet.look_at_once()
+        if is_changed or self._survey_due(now_s) or self._fleet.is_due(now_s + self.ctx.interval_s / 2):
+            self._fleet.survey(session, count, self._census, self._listing(out, count), out)
+            self._enumerated = count
+            self._surveyed_s = now_s
+        self._fleet.read(out, now_s)
+        self._require_anything("NVML lists none")
+        lost = self._fleet.lost_for_long(self._census, now_s)
+        if lost is not None:
+            self._connection.renew(f"GPU {lost.name} stays lost ({lost.trouble})", now_s)
+        self._fleet.tell_changes(out)
+        return True
+
     def _require_anything(self, nvml: str) -> None:
-        shown = any(self._census.counts.values()) or self._enumerated
+        shown = self._enumerated or not self._census.is_empty
         if not (shown or self._memory.entries or self._expectation.count()):
             raise NotPresent(f"no NVIDIA GPU on PCI or in {self.ctx.proc}/driver/nvidia ({nvml})")
 
-    def _survey_due(self, count: int, now_s: float) -> bool:
-        since_s = now_s - self._surveyed_s + self.ctx.interval_s / 2
-        again_s = min(LOOK_AGAIN_S, self._slow_interval_s) if self._fleet.incomplete else self._slow_interval_s
-        return count != self._enumerated or since_s >= again_s
+    def _listing(self, out: Out, count: int | None) -> Listing:
+        listing = self._census.listing(out, nvml=count, promised=self._expectation.promised)
+        self._hidden = listing.hidden
+        return listing
+
+    def _survey_due(self, now_s: float) -> bool:
+        return now_s - self._surveyed_s + self.ctx.interval_s / 2 >= self._slow_interval_s
 
     def _go_without(self, out: Out, now_s: float) -> None:
         """Show what is known without NVML: which GPUs there are, and that none of them answers."""
         self._enumerated = None
-        if now_s - self._surveyed_s + self.ctx.interval_s / 2 >= self._slow_interval_s:
-            self._fleet.survey_without_nvml(self._census, out)
+        if self._survey_due(now_s):
+            self._fleet.survey_without_nvml(self._census, self._listing(out, None), out)
             self._surveyed_s = now_s
         self._require_anything(self._trouble)
         reason = UNKNOWN
@@ -163,17 +183,19 @@ class Gpu(Collector):
             return "a process did not survive its start; it is left alone for a while"
         return str(self._connection.error)
 
-    def _show_node(self, out: Out, count: int | None) -> None:
-        counts = self._census.counts if count is None else {"nvml": count, **self._census.counts}
+    def _show_node(self, out: Out, *, is_up: bool) -> None:
+        counts = self._census.counts(self._connection.count, is_up=is_up)
         for source, number in counts.items():
             out.add(self.ctx.series(metrics.COUNT, source), max(number - self._memory.excluded, 0))
-        named = [(entry.label, entry.uuid) for entry in self._memory.entries]
-        unnamed = max(max(counts.values(), default=0) - self._memory.excluded - len(named), 0)
+        named = [(entry.label, entry.uuid) for entry in self._fleet.entries]
+        # What shows GPUs of others, too, does not tell how many there should be here.
+        ours = [number for source, number in counts.items() if not self._hidden or source not in {"pci", "proc"}]
+        unnamed = max(max(ours, default=0) - self._memory.excluded - len(named), 0)
         self._expectation.saw([*named, *[("", "")] * unnamed])
         expected = self._expectation.count()
         if expected is not None:
             out.add(self.ctx.series(metrics.EXPECTED_COUNT), expected)
-        out.add(self.ctx.series(metrics.NVML_UP), 0 if count is None else 1)
+        out.add(self.ctx.series(metrics.NVML_UP), int(is_up))
         if self._connection.code is not None:
             out.add(self.ctx.series(metrics.NVML_RETURN_CODE), self._connection.code)
         self._show_driver(out)

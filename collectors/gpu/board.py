@@ -1,275 +1,285 @@
-"""One GPU that NVML has a handle of: what it supports, reading it in two tiers, and dropping what cannot be true."""
+"""One GPU that NVML has a handle of: whether it answers, reading it in two tiers, and dropping what cannot be true."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import replace
+from itertools import compress
+from typing import TYPE_CHECKING, Any
 
 from agent.hw.nvml import calls, session
-from agent.hw.nvml.session import NvmlError
+from agent.hw.nvml.session import NvmlError, SessionEndedError
 from collectors.gpu import metrics, readings
+from collectors.gpu.clockevents import ClockEvents
+from collectors.gpu.fields import Fields
 from collectors.gpu.plausibility import Plausibility
 from collectors.gpu.readings import Field, ImplausibleError, Reading
+from collectors.gpu.support import Support
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection
 
     from agent.api import Metric, Series, Value
-    from agent.hw.nvml.calls import Call
-    from agent.hw.nvml.session import FieldBatch, Gpu
+    from agent.hw.nvml.session import Gpu
     from collectors.gpu.readings import Key, Points
+    from collectors.gpu.support import Question
 
     Maker = Callable[..., Series]  # of a metric and its label values, `gpu` and `uuid` put in front
 
-PROBE_AGAIN_S = 3600.0  # what was not supported may be after MIG or ECC were switched
 # Answers that will be the same next time: invalid argument, not supported, no such function, versions of arguments.
 UNSUPPORTED = frozenset({session.INVALID_ARGUMENT, session.NOT_SUPPORTED, session.FUNCTION_NOT_FOUND, 22, 25, 26})
 DOWN = frozenset({session.GPU_IS_LOST, session.RESET_REQUIRED})
-NO_ANSWER = frozenset({session.UNKNOWN, session.TIMEOUT})
-LINKS_LIMIT = 256  # for a driver that never says that there are no more
 
-_MASK_LIMIT = 1 << 63
-
-
-class Answer(NamedTuple):
-    """What one read found: `values[i]` belongs to `series[i]`; what failed, as (what, error)."""
-
-    series: Sequence[Series]
-    values: Sequence[Value]
-    failures: Sequence[tuple[str, NvmlError]]
+_HEEDED = frozenset({readings.RECOVERY_FIELD, readings.LINKS_FIELD})  # fields whose value decides what is done
+_OF_UTILIZATION = frozenset({metrics.UTILIZATION, metrics.MEMORY_UTILIZATION})
 
 
-class _Tier:
-    """The points of one tier as last read."""
+class Answer:
+    """What was read: `values[i]` belongs to `series[i]`; what failed in this read, as (what, error)."""
 
     def __init__(self) -> None:
         self.series: list[Series] = []
         self.values: list[Value] = []
         self.failures: list[tuple[str, NvmlError]] = []
 
-
-class _Fields:
-    """The fields of one tier, as far as the GPU has them."""
-
-    def __init__(self, gpu: Gpu, wanted: tuple[Field, ...]) -> None:
-        self.wanted = wanted
-        self._gpu = gpu
-        self._asked: tuple[Field, ...] = ()
-        self._batch: FieldBatch | None = None
-
-    def read(self, lacking: Collection[object]) -> Sequence[tuple[Field, int | float | NvmlError]]:
-        """Return each field's value or error. Raises NvmlError when the call as a whole failed."""
-        asked = tuple(field for field in self.wanted if field not in lacking)
-        if asked != self._asked:
-            self._batch = self._gpu.fields([(field.id, field.scope) for field in asked]) if asked else None
-            self._asked = asked
-        return list(zip(asked, self._batch.read(), strict=True)) if self._batch else ()
+    def leave_out(self, left_out: Collection[Metric]) -> None:
+        """Take out the values of some metrics."""
+        kept = [series.metric not in left_out for series in self.series]
+        self.series, self.values = list(compress(self.series, kept)), list(compress(self.values, kept))
 
 
 class Board:
     """One GPU. `make` makes its series, `drop` is told the metric of each answer that cannot be true.
 
-    A call that the GPU does not support is not repeated for an hour; the others are.
+    What the GPU does not support is not asked for a while (`Support`). `persistent` says whether the driver keeps the
+    GPU initialised while nobody uses it; None: not known.
     """
 
     def __init__(
         self, gpu: Gpu, address: str, make: Maker, drop: Callable[[Metric], None], *, slow_interval_s: float
     ) -> None:
+        self.persistent: bool | None = None
         self._address = address
         self._gpu = gpu
         self._make = make
         self._drop = drop
         self._slow_interval_s = slow_interval_s
         self._plausibility = Plausibility()
-        self._lacks: dict[Call[Any] | Field, str] = {}
+        self._support = Support()
+        self._events = ClockEvents()
         self._handles: dict[Key, Series] = {}
         self._identity: dict[str, str] = {}
         self._info: tuple[tuple[str, ...], Series] | None = None
-        self._fast = _Tier()
-        self._slow = _Tier()
-        self._tier = self._fast  # the one being read
-        self._fast_fields = _Fields(gpu, readings.FAST_FIELDS)
-        self._slow_fields = _Fields(gpu, readings.SLOW_FIELDS)
-        self._links: int | None = None  # how many there are, once the driver said so
-        self._event_mask: int | None = None
-        self._events = Reading("clock event reasons", (calls.EVENT_REASONS, calls.THROTTLE_REASONS), self._reasons)
-        self._mask = Reading(
-            "supported clock event reasons",
-            (calls.EVENT_REASONS_SUPPORTED, calls.THROTTLE_REASONS_SUPPORTED),
-            self._note_mask,
-        )
-        self._slow_due_s = float("-inf")
-        self._probe_due_s = float("-inf")
-        self._fatal: Collection[int] = ()
+        self._fast_fields = Fields(gpu, self._support, readings.FAST_FIELDS)
+        self._slow_fields = Fields(gpu, self._support, readings.SLOW_FIELDS)
+        self._mig_mode = Reading("MIG mode", (calls.MIG_MODE,), self._note_mig_mode)
+        self._persistence_mode = Reading("persistence mode", (calls.PERSISTENCE_MODE,), self._points_of_persistence)
+        self._start_anew()
 
-    def read(self, now_s: float, *, slack_s: float, fatal: Collection[int]) -> Answer:
+    def read(self, now_s: float, *, slack_s: float, fatal: Collection[int] = ()) -> Answer:
         """Read what is due, up to `slack_s` early.
 
-        Raises NvmlError when the GPU is lost, needs a reset or gives no answer at all, and for the codes in `fatal`.
+        Raises NvmlError when the GPU is lost, needs a reset or gives no answer at all, and SessionEndedError.
         """
-        self._fatal = fatal
-        if now_s >= self._probe_due_s:
-            self._lacks.clear()
-            self._links = None
-            self._probe_due_s = now_s + PROBE_AGAIN_S
-        self._tier = self._fast = _Tier()
-        self._prove_alive()
-        if now_s >= self._slow_due_s - slack_s:
-            self._read_slow()  # first: the fast tier is judged by limits that stand here
-            self._slow_due_s = now_s + self._slow_interval_s
-        self._tier = fast = self._fast
-        self._read_fields(self._fast_fields)
-        for reading in readings.FAST:
-            self._read(reading)
-        self._read(self._events)
-        slow = self._slow
-        return Answer(fast.series + slow.series, fast.values + slow.values, fast.failures + slow.failures)
+        try:
+            return self._read_due(now_s, slack_s)
+        except NvmlError:
+            self._start_anew()
+            raise
 
     def lacking(self) -> list[str]:
         """Return the names of what the GPU does not support by any call."""
-        lacking = {name for asked, name in self._lacks.items() if isinstance(asked, Field)}
-        every = (readings.TEMPERATURE, readings.UTILIZATION, *readings.FAST, *readings.SLOW, self._events, self._mask)
-        for reading in every:
-            refused = all(call in self._lacks for call in reading.calls)
-            if reading.instead_of is None or reading.instead_of in self._lacks:
-                (lacking.add if refused else lacking.discard)(reading.name)
-        lacking.update(name for name, (call, _) in readings.IDENTITY.items() if call in self._lacks)
-        return sorted(lacking)
+        lacks = self._support.lacking
+        names = {field.name for field in (*readings.FAST_FIELDS, *readings.SLOW_FIELDS) if field in lacks}
+        for reading in (*readings.FAST_STAND_INS, *readings.SLOW_STAND_INS):
+            if not all(call in lacks for call in reading.calls):
+                names -= {field.name for field in reading.instead_of}
+        if calls.nvlink_state(0) not in lacks:
+            names.discard(readings.LINKS_FIELD.name)
+        own = (self._mig_mode, self._persistence_mode, self._events.active, self._events.supported)
+        for reading in (*readings.WITNESSES, *readings.FAST, *readings.SLOW, *own):
+            if all(call in lacks for call in reading.calls):
+                names.add(reading.name)
+        return sorted(names | {name for name, (call, _) in readings.IDENTITY.items() if call in lacks})
 
-    def _prove_alive(self) -> None:
-        """Read the two that every GPU answers somehow. Raises NvmlError when it does not."""
-        errors = [self._read(reading) for reading in (readings.TEMPERATURE, readings.UTILIZATION)]
-        silent = [error for error in errors if error is not None and error.code in NO_ANSWER]
-        if len(silent) == len(errors):
-            raise silent[0]
+    def _start_anew(self) -> None:
+        """Take nothing over from what was read before: the GPU may have been reset since."""
+        self._is_new = True
+        self._mig: int | None = None
+        self._heeded: dict[Field, Value] = {}
+        self._reread_all()
 
-    def _read_slow(self) -> None:
-        self._tier = self._slow = _Tier()
-        self._read_identity()
-        for reading in readings.SLOW:
-            if reading.instead_of is None:
-                self._read(reading)
-        self._read_fields(self._slow_fields)
-        for reading in readings.SLOW:
-            if reading.instead_of is not None:
-                self._read(reading)
-        self._read(self._mask)
-        self._read_links()
+    def _reread_all(self) -> None:
+        """Have the slow tier read next, and everything asked that the GPU did not support."""
+        self._support.forget()
+        self._slow = Answer()
+        self._slow_due_s = float("-inf")
 
-    def _read(self, reading: Reading) -> NvmlError | None:
+    def _read_due(self, now_s: float, slack_s: float) -> Answer:
+        self._support.review(now_s, slack_s=slack_s)
+        answer = Answer()
+        self._prove_alive(answer)
+        if now_s >= self._slow_due_s - slack_s:
+            self._read_slow(now_s, answer)  # first: the fast tier is judged by limits that stand here
+        if self._is_new and self.persistent is False:  # the driver has just started it, which kept its memory busy
+            answer.leave_out(_OF_UTILIZATION)
+        self._is_new = False
+        action = self._heeded.get(readings.RECOVERY_FIELD)
+        self._read_fast(answer)
+        if action is not None and action != self._heeded.get(readings.RECOVERY_FIELD):
+            self._reread_all()
+            self._read_slow(now_s, answer)
+        answer.series += self._slow.series
+        answer.values += self._slow.values
+        return answer
+
+    def _prove_alive(self, answer: Answer) -> None:
+        """Read what every GPU answers some of. Raises NvmlError when it answers none: a refusal is no sign of life."""
+        errors = [error for reading in readings.WITNESSES if (error := self._read(reading, answer)) is not None]
+        if len(errors) == len(readings.WITNESSES):
+            raise next((error for error in errors if error.code not in UNSUPPORTED), errors[0])
+
+    def _read_fast(self, answer: Answer) -> None:
+        self._read_fields(self._fast_fields, answer)
+        for reading in readings.FAST:
+            self._read(reading, answer)
+        for reading in readings.FAST_STAND_INS:
+            self._stand_in(reading, answer)
+        self._read(self._events.active, answer)
+
+    def _read_slow(self, now_s: float, answer: Answer) -> None:
+        """Read the slow tier, which stays as it is until the next time; only its failures are of this read alone."""
+        slow = Answer()
+        self._read(self._mig_mode, slow)  # first: a change has everything asked again
+        self._read_identity(slow)
+        for reading in (*readings.SLOW, self._persistence_mode):
+            self._read(reading, slow)
+        self._heeded.pop(readings.LINKS_FIELD, None)
+        self._read_fields(self._slow_fields, slow)
+        for reading in readings.SLOW_STAND_INS:
+            self._stand_in(reading, slow)
+        self._read(self._events.supported, slow)
+        self._read_links(slow)
+        self._slow = slow
+        self._slow_due_s = now_s + self._slow_interval_s
+        answer.failures += slow.failures
+
+    def _read(self, reading: Reading, answer: Answer) -> NvmlError | None:
         """Ask, and add the points; return how it failed. What is not supported is no failure, and is returned too."""
-        if reading.instead_of is not None and reading.instead_of not in self._lacks:
-            return None
-        refusal = NvmlError(reading.name, session.NOT_SUPPORTED)
+        refusal: NvmlError | None = None
         for call in reading.calls:
-            if call in self._lacks:
+            if call in self._support.lacking:
                 continue
             try:
-                answer = self._gpu.ask(call)
+                found = self._gpu.ask(call)
             except NvmlError as error:
-                if not self._bear(error, call, reading.name):
+                if not self._bear(error, call, reading.name, answer):
                     return error
                 refusal = error
             else:
-                self._add(reading.points, answer)
+                if call in self._support.doubted:
+                    self._support.confirm(call)
+                self._add(reading.points, found, answer)
                 return None
-        return refusal
+        return refusal or NvmlError(reading.name, session.NOT_SUPPORTED)
 
-    def _read_fields(self, fields: _Fields) -> None:
+    def _stand_in(self, reading: Reading, answer: Answer) -> None:
+        """Read what the GPU lacks of the fields that this can replace."""
+        lacks = [field in self._support.lacking for field in reading.instead_of]
+        if any(lacks):
+            self._read(replace(reading, points=lambda found: [*compress(reading.points(found), lacks)]), answer)
+
+    def _read_fields(self, fields: Fields, answer: Answer) -> None:
         try:
-            found = fields.read(self._lacks)
+            found = fields.read()
         except NvmlError as error:
-            if self._bear(error, None, "field values"):
-                self._lacks.update({field: field.name for field in fields.wanted})
+            if self._bear(error, None, "field values", answer):
+                for field in fields.wanted:
+                    self._support.refuse(field)
             return
         for field, value in found:
             if isinstance(value, NvmlError):
-                self._bear(value, field, field.name)
-            else:
-                self._add(field.points, value)
+                self._bear(value, field, field.name, answer)
+                continue
+            if field in self._support.doubted:
+                self._support.confirm(field)
+            if self._add(field.points, value, answer) and field in _HEEDED:
+                self._heeded[field] = value
 
-    def _read_links(self) -> None:
-        """Ask link after link until the driver says that there are no more."""
-        active = 0
-        for link in range(LINKS_LIMIT if self._links is None else self._links):
-            try:
-                state = self._gpu.ask(calls.nvlink_state(link))
-            except NvmlError as error:
-                if not self._bear(error, None, f"NVLink {link}"):
-                    return  # how many are active is not known then
-                self._links = link
+    def _read_links(self, answer: Answer) -> None:
+        """Ask link after link, as many as the driver tells of, else until it refuses one; show them if all answered."""
+        told = self._heeded.get(readings.LINKS_FIELD)
+        states: list[int] = []
+        while len(states) < (readings.LINKS_LIMIT if told is None else told):
+            call = calls.nvlink_state(len(states))
+            if call in self._support.lacking:
                 break
-            if state not in (0, 1):
-                self._drop(metrics.NVLINK_ACTIVE)
+            try:
+                states.append(self._gpu.ask(call))
+            except NvmlError as error:
+                if self._bear(error, call, f"NVLink {len(states)}", answer):
+                    break
                 return
-            active += state
-        if self._links:
-            counts = (((metrics.NVLINK_LINKS, ()), self._links), ((metrics.NVLINK_ACTIVE, ()), active))
-            self._add(lambda _: counts, None)
+            self._support.confirm(call)
+        if not set(states) <= {0, 1}:
+            self._drop(metrics.NVLINK_ACTIVE)
+        elif states and told in (None, len(states)):
+            counts = ((metrics.NVLINK_LINKS, ()), len(states)), ((metrics.NVLINK_ACTIVE, ()), sum(states))
+            self._add(lambda _: counts, None, answer)
 
-    def _read_identity(self) -> None:
+    def _read_identity(self, answer: Answer) -> None:
         for name, (call, show) in readings.IDENTITY.items():
-            if call in self._lacks:
+            if call in self._support.lacking:
                 continue
             try:
                 self._identity[name] = show(self._gpu.ask(call))
             except NvmlError as error:
-                self._bear(error, call, name)  # what it was before still holds
+                self._bear(error, call, name, answer)  # what it was before still holds
+            else:
+                self._support.confirm(call)
         known = {"pci_bus_id": self._address, **self._identity}
         labels = tuple(known.get(label, "") for label in metrics.INFO.labels[2:])
         if self._info is None or self._info[0] != labels:
             self._info = labels, self._make(metrics.INFO, *labels)
-        self._tier.series.append(self._info[1])
-        self._tier.values.append(1)
+        answer.series.append(self._info[1])
+        answer.values.append(1)
 
-    def _bear(self, error: NvmlError, asked: Call[Any] | Field | None, name: str) -> bool:
+    def _bear(self, error: NvmlError, asked: Question | None, name: str, answer: Answer) -> bool:
         """Note a failure; True when the GPU does not support what was asked. Raises what ends the read."""
-        if error.code in DOWN or error.code in self._fatal:
+        if error.code in DOWN or isinstance(error, SessionEndedError):
             raise error
         if error.code not in UNSUPPORTED:
-            self._tier.failures.append((name, error))
+            answer.failures.append((name, error))
             return False
         if asked is not None:
-            self._lacks[asked] = name
+            self._support.refuse(asked)
         return True
 
-    def _add(self, points: Callable[[Any], Points], answer: Any) -> None:
+    def _add(self, points: Callable[[Any], Points], found: Any, answer: Answer) -> bool:
+        """Add what can be true of the points; False when the answer as a whole cannot be."""
         try:
-            found = points(answer)
+            made = points(found)
         except ImplausibleError as error:
             self._drop(error.metric)
-            return
-        for key, value in found:
-            if self._plausibility.admits(key, value):
-                self._tier.series.append(self._handle(key))
-                self._tier.values.append(value)
-            else:
+            return False
+        for key, value in made:
+            if not self._plausibility.admits(key, value):
                 self._drop(key[0])
+                continue
+            series = self._handles.get(key)
+            if series is None:
+                series = self._handles[key] = self._make(key[0], *key[1])
+            answer.series.append(series)
+            answer.values.append(value)
+        return True
 
-    def _handle(self, key: Key) -> Series:
-        series = self._handles.get(key)
-        if series is None:
-            series = self._handles[key] = self._make(key[0], *key[1])
-        return series
-
-    def _note_mask(self, mask: int) -> Points:
-        if not 0 <= mask < _MASK_LIMIT:
-            raise ImplausibleError(metrics.CLOCK_EVENT)
-        self._event_mask = mask
+    def _note_mig_mode(self, mode: tuple[int, int]) -> Points:
+        """Have everything asked anew when MIG was switched on or off: it takes away much and gives it back."""
+        if self._mig not in (None, mode[0]):
+            self._support.forget()
+        self._mig = mode[0]
         return ()
 
-    def _reasons(self, active: int) -> Points:
-        """Give every reason that the GPU can have; all known ones where it does not tell which."""
-        known = (1 << len(readings.EVENT_REASONS)) - 1
-        if not 0 <= active < _MASK_LIMIT:
-            raise ImplausibleError(metrics.CLOCK_EVENT)
-        mask = known | active if self._event_mask is None else self._event_mask
-        return [
-            ((metrics.CLOCK_EVENT, (reason_of(bit),)), active >> bit & 1)
-            for bit in range(mask.bit_length())
-            if mask >> bit & 1
-        ]
-
-
-def reason_of(bit: int) -> str:
-    """Return the name of one bit of the clock event reasons."""
-    return readings.EVENT_REASONS[bit] if bit < len(readings.EVENT_REASONS) else f"bit_{bit}"
+    def _points_of_persistence(self, mode: int) -> Points:
+        points = readings.persistence(mode)
+        self.persistent = bool(mode)
+        return points

@@ -23,6 +23,11 @@ class Expectation:
         self._memory = memory
         self._selection = selection
 
+    @property
+    def promised(self) -> int:
+        """How many GPUs configuration or VM size promise; 0 where neither does."""
+        return (self._promised or 0) if self._configured is None else self._configured
+
     def saw(self, gpus: Sequence[tuple[str, str]]) -> None:
         """Remember the GPUs that are there now, as (index, UUID), unless more were there before."""
         if len(gpus) >= len(self._wanted()) and len(gpus) > 0:  # equal: under better known names, perhaps

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.api import Device, Event, Severity
-from agent.hw.nvml.session import NvmlError
+from agent.api import Device
+from agent.hw.nvml.session import NvmlError, SessionEndedError
 from collectors.gpu import metrics
 from collectors.gpu.board import Board
-from collectors.gpu.survey import FIRST_SHARE, UNKNOWN, Survey, device_name, reason_of
+from collectors.gpu.losses import change_of
+from collectors.gpu.survey import FIRST_SHARE, UNKNOWN, Survey, reason_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
     from agent.api import Context, Metric, Out, Series
     from agent.hw.nvml.session import Session
-    from collectors.gpu.census import Census
-    from collectors.gpu.memory import Entry, Memory
+    from collectors.gpu.census import Census, Listing
+    from collectors.gpu.entry import Entry
+    from collectors.gpu.memory import Memory
     from collectors.gpu.selection import Selection
+
+LOST_AFTER_S = 60.0  # a reset is over by then
 
 # Counted from the start, so that a first dropped answer shows as an increase.
 JUDGED = (
@@ -31,6 +34,15 @@ JUDGED = (
 )
 
 
+@dataclass
+class _Held:
+    """A GPU that there is a handle of."""
+
+    board: Board
+    known_as: tuple[str, str]  # label and address: the board shows both
+    is_fresh: bool = True  # not read yet
+
+
 class Fleet:
     """The GPUs that the configuration wants: entries in the memory, and boards of those that NVML has handles of."""
 
@@ -39,111 +51,138 @@ class Fleet:
         self._memory = memory
         self._selection = selection
         self._slow_interval_s = slow_interval_s
-        self._boards: dict[str, Board] = {}  # by UUID
-        self._fresh: set[str] = set()  # boards that were not read yet
+        self._session: Session | None = None  # whose handles these are
+        self._held: dict[str, _Held] = {}  # by UUID
         self._series: dict[tuple[object, ...], Series] = {}
 
     @property
     def entries(self) -> list[Entry]:
-        """All known GPUs, in the order of their labels."""
-        return sorted(self._memory.entries, key=lambda e: (not e.label, len(e.label), e.label, e.address, e.uuid))
+        """All known GPUs that have a name, in the order of their labels."""
+        named = [entry for entry in self._memory.entries if entry.name]
+        return sorted(named, key=lambda e: (not e.label, len(e.label), e.label, e.address, e.uuid))
 
     @property
     def answering(self) -> int:
         """How many of them answer."""
         return sum(not entry.reason for entry in self._memory.entries)
 
-    @property
-    def incomplete(self) -> bool:
-        """Whether there is a GPU that NVML has no handle of, so that another look may find it."""
-        return any(entry.uuid not in self._boards and not self._deed(entry) for entry in self._memory.entries)
+    def is_due(self, now_s: float) -> bool:
+        """Say whether there is a GPU that does not answer and is to be looked for."""
+        return any(entry.is_due(now_s) and not self._deed(entry) for entry in self._memory.entries)
 
-    def survey(self, nvml: Session, count: int, census: Census, out: Out, fatal: Collection[int]) -> None:
-        """Look who is there. Raises NvmlError for the codes in `fatal`.
+    def survey(self, nvml: Session, count: int, census: Census, listing: Listing, out: Out) -> None:
+        """Look who is there. Raises SessionEndedError.
 
         A GPU that did not answer, for its own or for NVML's sake, gets a new handle and is asked anew what it supports.
         """
-        answering = {entry.uuid for entry in self._memory.entries if not entry.reason}
-        self._boards = {uuid: board for uuid, board in self._boards.items() if uuid in answering}
-        survey = Survey(self._ctx, self._memory, self._selection, out, held=self._boards.keys(), fatal=fatal)
-        survey.take(nvml, count, census)
-        self._boards = {uuid: board for uuid, board in self._boards.items() if uuid in survey.handles}
+        now_s = self._ctx.clock.monotonic() + self._ctx.interval_s / 2
+        if nvml is not self._session:
+            self._session, self._held = nvml, {}
+            self.look_at_once()
+        failing = {entry.uuid for entry in self._memory.entries if entry.reason}
+        due = {entry.uuid for entry in self._memory.entries if entry.is_due(now_s)}
+        self._held = {uuid: held for uuid, held in self._held.items() if uuid not in due}
+        survey = Survey(
+            *(self._ctx, self._memory, self._selection, census, out),
+            held=self._held.keys(),
+            first_wait_s=self._slow_interval_s,
+        )
+        survey.take(nvml, count, listing)
+        kept: dict[str, _Held] = {}
         for entry in self._memory.entries:
-            if entry.uuid in survey.handles and entry.uuid not in self._boards:
+            held, handle = self._held.get(entry.uuid), survey.handles.get(entry.uuid)
+            if held is not None and (handle is None or held.known_as == (entry.label, entry.address)):
+                if handle is not None or entry.uuid in failing:  # else it was looked up just now, in vain
+                    kept[entry.uuid] = held
+            elif handle is not None:
                 make, drop = partial(self._make, entry), partial(_count_dropped, entry)
-                gpu = survey.handles[entry.uuid]
-                self._boards[entry.uuid] = Board(gpu, entry.address, make, drop, slow_interval_s=self._slow_interval_s)
-                self._fresh.add(entry.uuid)
+                board = Board(handle, entry.address, make, drop, slow_interval_s=self._slow_interval_s)
+                kept[entry.uuid] = _Held(board, (entry.label, entry.address))
+        self._held = kept
 
-    def survey_without_nvml(self, census: Census, out: Out) -> None:
+    def survey_without_nvml(self, census: Census, listing: Listing, out: Out) -> None:
         """Look whom the kernel module shows."""
-        Survey(self._ctx, self._memory, self._selection, out).add_strangers(census)
+        Survey(self._ctx, self._memory, self._selection, census, out).take_without_nvml(listing)
 
-    def read(self, out: Out, now_s: float, fatal: Collection[int]) -> None:
-        """Read every GPU that can be, and show how each is. Raises NvmlError for the codes in `fatal`."""
+    def look_at_once(self) -> None:
+        """Have every GPU that does not answer looked for by the next survey."""
+        for entry in self._memory.entries:
+            entry.look_at_once()
+
+    def read(self, out: Out, now_s: float) -> None:
+        """Read every GPU that can be, and show how each is. Raises SessionEndedError."""
         for entry in self.entries:
             deed = self._deed(entry)
             if deed == "hang":
-                entry.fail("timeout", "a process hung on it; it is left alone for a while")
+                entry.fail("timeout", "a process hung on it; it is left alone for a while", now_s)
             elif deed:
-                entry.fail(UNKNOWN, "a process ended on it; it is left alone for a while")
-            elif entry.uuid in self._boards:
-                self._read(entry, self._boards[entry.uuid], out, now_s, fatal)
+                entry.fail(UNKNOWN, "a process ended on it; it is left alone for a while", now_s)
+            elif entry.uuid in self._held:
+                self._read(entry, self._held[entry.uuid], out, now_s)
             self._show(entry, out)
+        for entry in self._memory.entries:
+            if not entry.name:
+                out.failed(entry.device, entry.trouble)
 
     def show_without_nvml(self, out: Out, reason: str, trouble: str) -> None:
         """Show every GPU as one that does not answer."""
+        now_s = self._ctx.clock.monotonic()
         for entry in self.entries:
-            entry.fail(reason, trouble)
+            entry.fail(reason, trouble, now_s)
             self._show(entry, out)
+
+    def lost_for_long(self, census: Census, now_s: float) -> Entry | None:
+        """Return a GPU that NVML says is lost though the system shows it: it may be lost to this session alone."""
+        shown = set(census.pci or ()).intersection(census.driver or ())
+        for entry in self.entries:
+            since_s = entry.lost_since_s
+            if since_s is not None and now_s - since_s > LOST_AFTER_S and entry.address in shown:
+                return entry
+        return None
 
     def tell_changes(self, out: Out) -> None:
         """Report which GPUs were lost or came back since that was last told. Not while NVML as a whole is gone."""
         for entry in self.entries:
-            alive = not entry.reason
-            if alive != (entry.alive is not False):
-                # Lost before this run began: for each later run of this boot it is the same fact.
-                key = f"gpu_lost {self._memory.boot_id} {entry.name}" if entry.alive is None else ""
-                out.event(_event(entry, key, alive=alive))
-            entry.alive = alive
+            event = change_of(entry, self._memory)
+            if event is not None:
+                out.event(event)
 
-    def _read(self, entry: Entry, board: Board, out: Out, now_s: float, fatal: Collection[int]) -> None:
-        is_first = entry.uuid in self._fresh
-        out.working_on(device_name(entry.label), FIRST_SHARE * self._ctx.timeout_s if is_first else None)
+    def _read(self, entry: Entry, held: _Held, out: Out, now_s: float) -> None:
+        is_starting = held.is_fresh and not entry.persistent
+        out.working_on(entry.device, FIRST_SHARE * self._ctx.timeout_s if is_starting else None)
         try:
-            answer = board.read(now_s, slack_s=self._ctx.interval_s / 2, fatal=fatal)
+            answer = held.board.read(now_s, slack_s=self._ctx.interval_s / 2)
+        except SessionEndedError:
+            raise
         except NvmlError as error:
-            if error.code in fatal:
-                raise
-            entry.fail(reason_of(error), str(error))
+            if not entry.reason or held.is_fresh:
+                entry.wait(now_s, self._slow_interval_s)
+            held.is_fresh = False
+            entry.fail(reason_of(error), str(error), now_s)
             return
-        entry.fail("", "")
+        entry.answer()
+        entry.persistent = held.board.persistent is True
         out.extend(answer.series, answer.values)
         for what, failure in answer.failures:
-            out.failed(f"{device_name(entry.label)} {what}", failure)
-        if is_first:
-            self._fresh.discard(entry.uuid)
-            self._tell_lacking(entry, board.lacking())
-
-    def _tell_lacking(self, entry: Entry, lacking: list[str]) -> None:
-        """Log what the GPU does not support, unless a process before this one has."""
-        if lacking != entry.lacking:
-            entry.lacking = lacking
-            self._ctx.log.info("GPU %s does not support: %s", entry.label, ", ".join(lacking) or "nothing")
+            out.failed(f"GPU {entry.name} {what}", failure)
+        if held.is_fresh:
+            lacking = ", ".join(held.board.lacking()) or "nothing"
+            self._ctx.log.info("GPU %s does not support: %s", entry.name, lacking)
+        held.is_fresh = False
 
     def _show(self, entry: Entry, out: Out) -> None:
         out.device(Device("gpu", entry.label, entry.uuid, entry.address))
         out.add(self._own(entry, metrics.UP), 0 if entry.reason else 1)
         if entry.reason:
             out.add(self._own(entry, metrics.ERROR, entry.reason), 1)
-            out.failed(device_name(entry.name), entry.trouble)
+            out.failed(f"GPU {entry.name}", entry.trouble)
         else:
             for name, count in {**{metric.name: 0 for metric in JUDGED}, **entry.invalid}.items():
                 out.add(self._own(entry, metrics.INVALID_SAMPLES, name), count)
 
     def _deed(self, entry: Entry) -> str:
         """Return what a process before did on the GPU, so that it is left alone; empty when nothing."""
-        return self._ctx.avoid.get(device_name(entry.label), "") if entry.label else ""
+        return self._ctx.avoid.get(entry.device, "")
 
     def _own(self, entry: Entry, metric: Metric, *labels: str) -> Series:
         key = (metric, entry.label, entry.uuid, *labels)
@@ -158,13 +197,3 @@ class Fleet:
 
 def _count_dropped(entry: Entry, metric: Metric) -> None:
     entry.invalid[metric.name] = entry.invalid.get(metric.name, 0) + 1
-
-
-def _event(entry: Entry, key: str, *, alive: bool) -> Event:
-    labels = {"gpu": entry.label, "uuid": entry.uuid, "cause": entry.reason}
-    labels = {name: value for name, value in labels.items() if value}
-    if alive:
-        text = f"GPU {entry.name} answers again"
-        return Event("gpu_recovered", Severity.INFO, "gpu", text, device=entry.name, labels=labels, source="nvml")
-    text = f"GPU {entry.name} does not answer: {entry.trouble}"
-    return Event("gpu_lost", Severity.CRITICAL, "gpu", text, device=entry.name, labels=labels, source="nvml", key=key)

@@ -10,48 +10,32 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from agent.hw.sysfs import read_text
+from collectors.gpu.entry import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.api import Context
+    from collectors.gpu.selection import Selection
+
+INVALID_SAVED_EVERY_S = 60.0  # a driver that answers garbage all the time must not have the disk written all the time
 
 _GPUS_LIMIT = 1024  # no node has as many
 
 
-@dataclass
-class Entry:
-    """One GPU of this run. `label` is its NVML index at first sight, empty when NVML never showed it.
+@dataclass(frozen=True)
+class Loss:
+    """The losses of one GPU on this boot: how many were told, and whether the last one still holds."""
 
-    `index` is its NVML index at last sight, `alive` what people were told last (None: nothing yet), `invalid` counts
-    dropped answers by metric, `lacking` is what was logged as not supported. `reason` (of `gpu_error`) and `trouble`
-    say why it does not answer, in this process; empty when it does.
-    """
-
-    label: str
-    uuid: str
-    address: str = ""
-    index: int | None = None
-    alive: bool | None = None
-    invalid: dict[str, int] = field(default_factory=dict)
-    lacking: list[str] = field(default_factory=list)
-    reason: str = ""
-    trouble: str = ""
-
-    @property
-    def name(self) -> str:
-        """What it is called: the label, else the UUID."""
-        return self.label or self.uuid
-
-    def fail(self, reason: str, trouble: str) -> None:
-        """Note why it does not answer."""
-        self.reason, self.trouble = reason, trouble
+    number: int = 0
+    holds: bool = False
 
 
 class Memory:
     """The collector's memory. `save` writes when anything changed; what belongs to another run or boot is forgotten."""
 
     def __init__(self, ctx: Context) -> None:
+        self._clock = ctx.clock
         self._state = ctx.state
         self._run_id = ctx.run_id
         self.boot_id = _boot_id(ctx)
@@ -59,36 +43,78 @@ class Memory:
         run = content if content.get("run_id") == ctx.run_id else {}
         boot = content if self.boot_id and content.get("boot_id") == self.boot_id else {}
         self.entries: list[Entry] = _entries(run.get("gpus"))
-        self.enumerated: int | None = _count(run.get("enumerated"))  # by NVML, when `Entry.index` was noted
         self.excluded: int = _count(run.get("excluded")) or 0  # GPUs that the configuration keeps out
         self.given_up_s: float | None = _seconds(run.get("given_up_s"))  # when a process was, by the monotonic clock
+        self.renewed_s: float | None = _seconds(run.get("renewed_s"))  # when one was for a lost GPU's sake, likewise
         self.seen: list[tuple[str, str]] = _pairs(boot.get("seen"))  # index and UUID, the most there were at once
+        self.losses: dict[str, Loss] = _losses(boot.get("losses"))  # by UUID, else by what else the GPU is known by
         self._saved = self._content()
+        self._saved_invalid, self._saved_s = self._invalid(), float("-inf")
 
-    def save(self) -> None:
-        """Have it written, unless nothing changed."""
-        content = self._content()
-        if content != self._saved:
-            self._state.save(content)
-            self._saved = content
+    def keep_out(self, selection: Selection) -> None:
+        """Forget the GPUs that the configuration does not want any more."""
+        self.entries = [entry for entry in self.entries if not selection.refuses(entry.label, entry.uuid)]
+
+    def by_uuid(self, uuid: str | None) -> Entry | None:
+        """Return the GPU of this UUID."""
+        return next((entry for entry in self.entries if uuid and entry.uuid == uuid), None)
+
+    def by_address(self, address: str) -> Entry | None:
+        """Return the GPU at this PCI address."""
+        return next((entry for entry in self.entries if address and entry.address == address), None)
+
+    def nameless(self, label: str) -> Entry | None:
+        """Return the GPU of which no more than its index is known."""
+        nameless = (entry for entry in self.entries if not entry.uuid and not entry.address)
+        return next((entry for entry in nameless if label and entry.label == label), None)
+
+    def name(self, entry: Entry, uuid: str) -> None:
+        """Note the UUID of a GPU; what was told of it so far stays with it."""
+        loss = self.losses.pop(entry.id, None)
+        entry.uuid = uuid
+        if loss is not None:
+            self.losses[entry.id] = loss
+
+    def label(self, entry: Entry, label: str) -> None:
+        """Note the index of a GPU; one of which no more than this index is known was this GPU."""
+        nameless = self.nameless(label)
+        if nameless is not None and nameless is not entry:
+            self.entries.remove(nameless)
+            entry.alive, entry.told_as = nameless.alive, nameless.told_as
+            loss = self.losses.pop(nameless.id, None)
+            if loss is not None:
+                self.losses[entry.id] = loss
+        entry.label = label
+
+    def save(self, *, whole: bool = False) -> None:
+        """Have it written, unless nothing changed; `whole`: the counts of dropped answers, too, which may else wait."""
+        content, invalid, now_s = self._content(), self._invalid(), self._clock.monotonic()
+        may_wait = not whole and now_s - self._saved_s < INVALID_SAVED_EVERY_S
+        if content != self._saved or (invalid != self._saved_invalid and not may_wait):
+            gpus = [{**gpu, "invalid": counts} for gpu, counts in zip(content["gpus"], invalid, strict=True)]
+            self._state.save({**content, "gpus": gpus})
+            self._saved, self._saved_invalid, self._saved_s = content, invalid, now_s
+
+    def _invalid(self) -> list[dict[str, int]]:
+        return [dict(entry.invalid) for entry in self.entries]
 
     def _content(self) -> dict[str, Any]:
         return {
             "run_id": self._run_id,
             "boot_id": self.boot_id,
             "seen": [list(pair) for pair in self.seen],
-            "enumerated": self.enumerated,
+            "losses": {gpu: [loss.number, loss.holds] for gpu, loss in self.losses.items()},
             "excluded": self.excluded,
             "given_up_s": self.given_up_s,
+            "renewed_s": self.renewed_s,
             "gpus": [
                 {
                     "label": entry.label,
                     "uuid": entry.uuid,
                     "address": entry.address,
-                    "index": entry.index,
                     "alive": entry.alive,
-                    "invalid": dict(entry.invalid),
-                    "lacking": list(entry.lacking),
+                    "told_as": entry.told_as,
+                    "persistent": entry.persistent,
                 }
                 for entry in self.entries
             ],
@@ -101,16 +127,25 @@ def _entries(kept: object) -> list[Entry]:
 
 
 def _entry(kept: Mapping[str, Any]) -> Entry:
-    alive, invalid, lacking = kept.get("alive"), kept.get("invalid"), kept.get("lacking")
+    alive, invalid = kept.get("alive"), kept.get("invalid")
     return Entry(
         label=_text(kept.get("label")),
         uuid=_text(kept.get("uuid")),
         address=_text(kept.get("address")),
-        index=_count(kept.get("index")),
         alive=alive if isinstance(alive, bool) else None,
+        told_as=_text(kept.get("told_as")),
+        persistent=kept.get("persistent") is True,
         invalid={name: n for name, n in invalid.items() if type(n) is int} if isinstance(invalid, dict) else {},
-        lacking=[name for name in lacking if isinstance(name, str)] if isinstance(lacking, list) else [],
     )
+
+
+def _losses(kept: object) -> dict[str, Loss]:
+    found = {}
+    for gpu, loss in list(kept.items())[:_GPUS_LIMIT] if isinstance(kept, dict) else ():
+        number, holds = loss if isinstance(loss, list) and len(loss) == len(("number", "holds")) else (None, None)
+        if type(number) is int and isinstance(holds, bool):
+            found[gpu] = Loss(number, holds)
+    return found
 
 
 def _pairs(kept: object) -> list[tuple[str, str]]:

@@ -1,7 +1,7 @@
 """What is read of a GPU, and what becomes of the answers: one line per question.
 
 A fast reading is repeated at every run, a slow one every `slow_interval`. Fields come in one call for all of them;
-the readings that stand in for a field are used only on a GPU that does not have it.
+the readings that stand in for fields are used only on a GPU that does not have those.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.hw.nvml import calls
 from collectors.gpu import metrics
+from collectors.gpu.plausibility import ALL_ONES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     Points = Sequence[tuple[Key, Value]]
 
 ALL_LINKS = 0xFFFFFFFF  # scope of the NVLink fields
+LINKS_LIMIT = 256  # for a driver that never says that there are no more
 ACTIONS = (  # nvmlDeviceGpuRecoveryAction_t
     "none",
     "gpu_reset",
@@ -32,20 +34,10 @@ ACTIONS = (  # nvmlDeviceGpuRecoveryAction_t
     "bus_reset",
     "system_reboot",
 )
-EVENT_REASONS = (  # nvmlClocksEventReason*, from bit 0
-    "gpu_idle",
-    "applications_clocks",
-    "sw_power_cap",
-    "hw_slowdown",
-    "sync_boost",
-    "sw_thermal",
-    "hw_thermal",
-    "hw_power_brake",
-    "display_clock",
-)
 _POLICIES = ("power", "thermal", "sync_boost", "board_limit", "low_utilization", "reliability")
 _ACTIONS_LIMIT = 64  # no enumeration of a driver is as long
 _PERFORMANCE_STATE_UNKNOWN = 32  # NVML_PSTATE_UNKNOWN
+_PERCENT, _PERCENT_LIMIT = 100, 105  # what a driver's rounding may make of 100
 _BRANDS = {  # nvmlBrandType_t
     1: "quadro",
     2: "tesla",
@@ -98,12 +90,16 @@ class Field:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """One question, put by the first of these calls that the GPU supports, and the points that the answer makes."""
+    """One question, put by the first of these calls that the GPU supports, and the points that the answer makes.
+
+    One that stands in for fields makes the points of each of them in this order; it is asked only when the GPU lacks
+    one of the fields, and only the points of those it lacks are used.
+    """
 
     name: str
     calls: tuple[Call[Any], ...]
     points: Callable[[Any], Points]
-    instead_of: Field | None = None  # asked only when the GPU lacks this field
+    instead_of: tuple[Field, ...] = ()
 
 
 def _key(metric: Metric, *labels: str) -> Key:
@@ -111,18 +107,29 @@ def _key(metric: Metric, *labels: str) -> Key:
 
 
 def _plain(metric: Metric, *labels: str) -> Callable[[Value], Points]:
-    key = _key(metric, *labels)
-    return lambda value: ((key, value),)
+    return _times(1, metric, *labels)
 
 
 def _times(factor: int, metric: Metric, *labels: str) -> Callable[[Value], Points]:
     key = _key(metric, *labels)
-    return lambda value: ((key, value * factor),)
+
+    def points(value: Value) -> Points:
+        if value in ALL_ONES:
+            raise ImplausibleError(metric)
+        return ((key, value * factor),)
+
+    return points
 
 
 def _divided(divisor: int, metric: Metric, *labels: str) -> Callable[[Value], Points]:
     key = _key(metric, *labels)
-    return lambda value: ((key, value / divisor),)
+
+    def points(value: Value) -> Points:
+        if value in ALL_ONES:
+            raise ImplausibleError(metric)
+        return ((key, value / divisor),)
+
+    return points
 
 
 def _sensor(points: Callable[[Value], Points]) -> Callable[[Value], Points]:
@@ -139,9 +146,20 @@ def _recovery(value: Value) -> Points:
     return points
 
 
+def _links(value: Value) -> Points:
+    """Only see whether the number can be true: how many links there are is shown with how many of them are active."""
+    if not 0 <= value <= LINKS_LIMIT:
+        raise ImplausibleError(metrics.NVLINK_LINKS)
+    return ()
+
+
 def _utilization(answer: tuple[int, int]) -> Points:
     gpu, memory = answer
-    return ((metrics.UTILIZATION, ()), gpu / 100), ((metrics.MEMORY_UTILIZATION, ()), memory / 100)
+    return ((metrics.UTILIZATION, ()), _share(gpu)), ((metrics.MEMORY_UTILIZATION, ()), _share(memory))
+
+
+def _share(percent: int) -> float:
+    return 1.0 if _PERCENT < percent <= _PERCENT_LIMIT else percent / _PERCENT
 
 
 def _memory(answer: tuple[int, int | None, int, int]) -> Points:
@@ -176,10 +194,24 @@ def _performance_state(answer: int) -> Points:
     return () if answer == _PERFORMANCE_STATE_UNKNOWN else (((metrics.PERFORMANCE_STATE, ()), answer),)
 
 
+def persistence(mode: int) -> Points:
+    """Raises ImplausibleError."""
+    if mode not in (0, 1):
+        raise ImplausibleError(metrics.PERSISTENCE_MODE)
+    return (((metrics.PERSISTENCE_MODE, ()), mode),)
+
+
 POWER_FIELD = Field("power", 186, _sensor(_divided(1000, metrics.POWER, "gpu")), 0)
 ENERGY_FIELD = Field("energy", 83, _divided(1000, metrics.ENERGY))
 REPLAYS_FIELD = Field("PCIe replays", 94, _plain(metrics.PCIE_REPLAYS))
-REMAPPED_FIELD = Field("remapped rows", 142, _plain(metrics.REMAPPED_ROWS, "correctable"))
+REMAPPED_FIELDS = (  # in the order of what nvmlDeviceGetRemappedRows tells
+    Field("remapped rows", 142, _plain(metrics.REMAPPED_ROWS, "correctable")),
+    Field("remapped rows", 143, _plain(metrics.REMAPPED_ROWS, "uncorrectable")),
+    Field("remapped rows", 144, _plain(metrics.REMAP_PENDING)),
+    Field("remapped rows", 145, _plain(metrics.REMAP_FAILURE)),
+)
+RECOVERY_FIELD = Field("recovery action", 230, _recovery)
+LINKS_FIELD = Field("NVLinks", 91, _links)
 
 FAST_FIELDS = (
     *(
@@ -197,11 +229,8 @@ FAST_FIELDS = (
     Field("NVLink bytes, rx data", 139, _times(1024, metrics.NVLINK_BYTES, "rx", "data"), ALL_LINKS),
     Field("NVLink bytes, tx raw", 140, _times(1024, metrics.NVLINK_BYTES, "tx", "raw"), ALL_LINKS),
     Field("NVLink bytes, rx raw", 141, _times(1024, metrics.NVLINK_BYTES, "rx", "raw"), ALL_LINKS),
-    REMAPPED_FIELD,
-    Field("remapped rows", 143, _plain(metrics.REMAPPED_ROWS, "uncorrectable")),
-    Field("remapped rows", 144, _plain(metrics.REMAP_PENDING)),
-    Field("remapped rows", 145, _plain(metrics.REMAP_FAILURE)),
-    Field("recovery action", 230, _recovery),
+    *REMAPPED_FIELDS,
+    RECOVERY_FIELD,
 )
 ECC_FIELDS = {
     (error, lifetime): Field(f"ECC errors, {error} {lifetime}", 3 + number, _plain(metrics.ECC_ERRORS, error, lifetime))
@@ -209,21 +238,24 @@ ECC_FIELDS = {
         (lifetime, error) for lifetime in ("volatile", "aggregate") for error in ("corrected", "uncorrected")
     )
 }
-SLOW_FIELDS = tuple(ECC_FIELDS.values())
+SLOW_FIELDS = (*ECC_FIELDS.values(), LINKS_FIELD)
 
-# The first two also tell whether the GPU answers at all.
-TEMPERATURE = Reading("temperature", (calls.TEMPERATURE, calls.TEMPERATURE_V), _plain(metrics.TEMPERATURE, "gpu"))
-UTILIZATION = Reading("utilization", (calls.UTILIZATION,), _utilization)
-FAST = (
+WITNESSES = (  # of whether the GPU answers at all
+    Reading("temperature", (calls.TEMPERATURE, calls.TEMPERATURE_V), _plain(metrics.TEMPERATURE, "gpu")),
+    Reading("utilization", (calls.UTILIZATION,), _utilization),
     Reading("memory", (calls.MEMORY_V2, calls.MEMORY_V1), _memory),
+)
+FAST = (
     *(
         Reading(f"{domain} clock", (call,), _times(1_000_000, metrics.CLOCK, domain))
         for domain, call in calls.CLOCKS.items()
     ),
-    Reading("power", (calls.POWER,), _sensor(_divided(1000, metrics.POWER, "gpu")), POWER_FIELD),
-    Reading("energy", (calls.ENERGY,), _divided(1000, metrics.ENERGY), ENERGY_FIELD),
-    Reading("PCIe replays", (calls.PCIE_REPLAYS,), _plain(metrics.PCIE_REPLAYS), REPLAYS_FIELD),
-    Reading("remapped rows", (calls.REMAPPED_ROWS,), _remapped, REMAPPED_FIELD),
+)
+FAST_STAND_INS = (
+    Reading("power", (calls.POWER,), _sensor(_divided(1000, metrics.POWER, "gpu")), (POWER_FIELD,)),
+    Reading("energy", (calls.ENERGY,), _divided(1000, metrics.ENERGY), (ENERGY_FIELD,)),
+    Reading("PCIe replays", (calls.PCIE_REPLAYS,), _plain(metrics.PCIE_REPLAYS), (REPLAYS_FIELD,)),
+    Reading("remapped rows", (calls.REMAPPED_ROWS,), _remapped, REMAPPED_FIELDS),
 )
 SLOW = (
     Reading("power limits", (calls.POWER_LIMIT_RANGE,), _power_range),
@@ -240,16 +272,15 @@ SLOW = (
         for domain, call in calls.MAX_CLOCKS.items()
     ),
     Reading("ECC mode", (calls.ECC_MODE,), _modes),
-    *(
-        Reading(f"ECC errors, {' '.join(key)}", (call,), _plain(metrics.ECC_ERRORS, *key), ECC_FIELDS[key])
-        for key, call in calls.ECC_TOTALS.items()
-    ),
     Reading("PCIe generation", (calls.PCIE_GENERATION,), _sensor(_plain(metrics.PCIE_GENERATION))),
     Reading("PCIe width", (calls.PCIE_WIDTH,), _sensor(_plain(metrics.PCIE_WIDTH))),
     Reading("highest PCIe generation", (calls.PCIE_MAX_GENERATION,), _sensor(_plain(metrics.PCIE_MAX_GENERATION))),
     Reading("highest PCIe width", (calls.PCIE_MAX_WIDTH,), _sensor(_plain(metrics.PCIE_MAX_WIDTH))),
-    Reading("persistence mode", (calls.PERSISTENCE_MODE,), _plain(metrics.PERSISTENCE_MODE)),
     Reading("performance state", (calls.PERFORMANCE_STATE,), _performance_state),
+)
+SLOW_STAND_INS = tuple(
+    Reading(f"ECC errors, {' '.join(key)}", (call,), _plain(metrics.ECC_ERRORS, *key), (ECC_FIELDS[key],))
+    for key, call in calls.ECC_TOTALS.items()
 )
 # The labels of gpu_info after `gpu` and `uuid`, but for the address, in the order that the metric declares.
 IDENTITY: dict[str, tuple[Call[Any], Callable[[Any], str]]] = {

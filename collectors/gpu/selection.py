@@ -21,10 +21,14 @@ class Selection:
         """Say whether a GPU is to be read; either name may be empty where it is not known."""
         return (not self.include or _matches(self.include, index, uuid)) and not _matches(self.exclude, index, uuid)
 
-    def may_want(self, index: str) -> bool:
-        """Say whether a GPU of this index can be wanted, whatever its UUID: if not, it is not even looked up."""
-        only_indices = bool(self.include) and all(pattern.isdecimal() for pattern in self.include)
-        return not _matches(self.exclude, index) and (not only_indices or _matches(self.include, index))
+    def refuses(self, index: str, uuid: str = "") -> bool:
+        """Say whether a GPU is to be kept out, whatever a name is that is empty here: it is not even looked up."""
+        if _matches(self.exclude, index, uuid):
+            return True
+        if not self.include or _matches(self.include, index, uuid):
+            return False
+        only_indices = all(pattern.isdecimal() for pattern in self.include)
+        return bool(index) and (bool(uuid) or only_indices)
 
 
 def _matches(patterns: Sequence[str], *names: str) -> bool:

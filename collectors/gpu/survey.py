@@ -1,28 +1,31 @@
-"""Who is there: NVML's GPUs, by index, and those that only the kernel module shows.
+"""Who is there: the GPUs at the addresses that the system shows, and those that NVML lists beside them.
 
 A GPU is known by its UUID. Its label is the NVML index at first sight and stays, though NVML's numbers close up when
-another GPU vanishes. A GPU to be left alone, for a process hung on it, is not looked up either.
+another GPU vanishes. It is looked up by its address, which touches no other: a GPU to be left alone, for a process hung
+on it, is not, and one that does not answer only now and then.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from agent.hw import nvidia
 from agent.hw.nvml import calls, session
-from agent.hw.nvml.session import NvmlError
+from agent.hw.nvml.session import NvmlError, SessionEndedError
 from collectors.gpu.board import UNSUPPORTED
-from collectors.gpu.memory import Entry
+from collectors.gpu.entry import Entry, device_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Sequence
 
     from agent.api import Context, Out
     from agent.hw.nvml.session import Gpu, Session
-    from collectors.gpu.census import Census
+    from collectors.gpu.census import Census, Listing
     from collectors.gpu.memory import Memory
     from collectors.gpu.selection import Selection
+
+T = TypeVar("T")
 
 FIRST_SHARE = 5  # times the timeout, for a first handle and a first read: the driver may have to start the GPU
 UNKNOWN = "unknown"
@@ -34,6 +37,8 @@ _REASONS = {
     session.TIMEOUT: "timeout",
     session.NO_PERMISSION: "no_permission",
 }
+# Of a look-up by address: NVML lists no GPU there, or does not look up by address.
+_NOT_LISTED = frozenset({session.INVALID_ARGUMENT, session.NOT_FOUND, session.FUNCTION_NOT_FOUND, 28})
 
 
 def reason_of(error: NvmlError) -> str:
@@ -41,15 +46,19 @@ def reason_of(error: NvmlError) -> str:
     return _REASONS.get(error.code, UNKNOWN)
 
 
-def device_name(label: str) -> str:
-    """Return what a hang on the GPU of this label is blamed on."""
-    return f"GPU {label}"
+class _Sighting(NamedTuple):
+    """A GPU that answered a look-up; `index` is None where NVML does not tell it."""
+
+    gpu: Gpu
+    uuid: str
+    index: int | None
 
 
 class Survey:
-    """One look at who is there. `held`: the UUIDs whose handles this process has, which answer without delay.
+    """One look at who is there. `handles`: by UUID, of those that were found.
 
-    `fatal`: codes in a GPU's answer that concern the session and are raised as NvmlError.
+    `held`: UUIDs of the GPUs that this process reads, which answer without delay; `first_wait_s`: the longest pause
+    before a GPU that is not found is looked for again.
     """
 
     def __init__(
@@ -57,172 +66,252 @@ class Survey:
         ctx: Context,
         memory: Memory,
         selection: Selection,
+        census: Census,
         out: Out,
         *,
         held: Collection[str] = (),
-        fatal: Collection[int] = (),
+        first_wait_s: float = 0.0,
     ) -> None:
-        self.handles: dict[str, Gpu] = {}  # by UUID, of those that were found
-        self._avoid: Mapping[str, str] = ctx.avoid
+        self.handles: dict[str, Gpu] = {}
+        self._held = held
+        self._avoid = ctx.avoid
         self._first_limit_s = FIRST_SHARE * ctx.timeout_s
+        self._now_s = ctx.clock.monotonic()
+        self._slack_s = ctx.interval_s / 2
+        self._first_wait_s = first_wait_s
         self._memory = memory
         self._selection = selection
+        self._census = census
         self._out = out
-        self._held = held
-        self._fatal = fatal
-        self._failing: dict[int, NvmlError] = {}
+        self._listed: set[str] = set()  # addresses of GPUs that NVML lists
+        self._indices: set[int] = set()  # of those that were found
+        self._answered: set[str] = set()  # addresses of those that were found
+        self._refused: dict[str, NvmlError] = {}  # by address, of those that NVML lists and gives no handle of
+        self._settled: set[Entry] = set()  # without a handle, for a reason that is known
+        self._unseen = 0  # kept out by their index, and so not looked up
+        self._kept_out = 0  # by what the look-up told
 
-    def take(self, nvml: Session, count: int, census: Census) -> None:
-        """List NVML's GPUs. Afterwards each entry has a handle or the reason why not."""
+    def take(self, nvml: Session, count: int, listing: Listing) -> None:
+        """Look all up. Afterwards each GPU has a handle or the reason why not. Raises SessionEndedError."""
+        known = {entry.address for entry in self._memory.entries if entry.address}
+        for address in sorted(known.union(listing.addresses), key=nvidia.order):
+            self._visit(nvml, count, address, self._rank(listing, address))
+        if len(self._listed) < count:
+            self._visit_by_index(nvml, count)
+        self._describe(listing)
+        self._label_by_rank(count)
+        self._memory.excluded = self._unseen + self._kept_out
         for entry in self._memory.entries:
-            entry.fail("", "")
-        spared = self._spared(count)
-        if spared is None:
-            self._find_again(nvml)
+            if entry.uuid not in self.handles and entry not in self._settled and not self._left_alone(entry):
+                entry.is_listed = False
+                self._fail(entry, "gpu_lost", f"NVML does not list it{' any more' if entry.alive else ''}")
+
+    def take_without_nvml(self, listing: Listing) -> None:
+        """Take in the GPUs that the kernel module shows."""
+        self._unseen = sum(self._is_kept_out(address, self._rank(listing, address)) for address in listing.addresses)
+        self._describe(listing)
+        if self._census.can_describe and listing.addresses:
+            self._memory.excluded = self._unseen + self._kept_out
+
+    # By address
+
+    def _rank(self, listing: Listing, address: str) -> str:
+        """Return the index that a GPU would have if NVML listed all; empty where the system does not show it."""
+        return str(listing.addresses.index(address)) if address in listing.addresses else ""
+
+    def _is_kept_out(self, address: str, rank: str) -> bool:
+        return self._memory.by_address(address) is None and bool(rank) and self._selection.refuses(rank)
+
+    def _visit(self, nvml: Session, count: int, address: str, rank: str) -> None:
+        entry = self._memory.by_address(address)
+        if self._is_kept_out(address, rank):
+            self._unseen += 1
+            self._listed.add(address)
+        elif device_name(address) in self._avoid:
+            self._listed.add(address)
+        elif entry is not None and self._rests(entry):
+            self._settled.add(entry)
+            self._listed.update([address] if entry.is_listed else [])
         else:
-            self._memory.excluded = sum(self._meet(nvml, index) for index in range(count) if index not in spared)
-            self._memory.enumerated = count
-        self.add_strangers(census)
-        self._blame()
-        self._name_the_nameless()
-        for entry in self._missing():
-            if not entry.reason:
-                entry.index = None
-                entry.fail("gpu_lost", "NVML does not list it any more" if entry.alive else "NVML does not list it")
+            found = self._look_up(partial(nvml.gpu_at, address), device_name(address), count, entry)
+            if isinstance(found, _Sighting):
+                self._listed.add(address)
+                self._meet(found, address)
+            elif found.code not in _NOT_LISTED:
+                self._listed.add(address)
+                self._refused[address] = found
 
-    def add_strangers(self, census: Census) -> None:
-        """Take in the GPUs that only the kernel module knows: without a label, for NVML never showed them.
+    def _look_up(self, find: Callable[[], Gpu], device: str, count: int, known: Entry | None) -> _Sighting | NvmlError:
+        is_awake = known is not None and (known.persistent or known.uuid in self._held)
+        self._out.working_on(device, None if is_awake else self._first_limit_s)
+        gpu = _attempt(find)
+        if isinstance(gpu, NvmlError):
+            return gpu
+        uuid = _attempt(partial(gpu.ask, calls.UUID))
+        if isinstance(uuid, NvmlError):
+            is_there = uuid.code in _NOT_LISTED  # as there is a handle
+            return NvmlError(uuid.call, session.UNKNOWN, uuid.text) if is_there else uuid
+        if not uuid.strip() or uuid in self.handles:
+            detail = f"{uuid}, as of another GPU" if uuid.strip() else "an empty UUID"
+            return NvmlError(calls.UUID.function, session.UNKNOWN, detail)
+        index = _attempt(partial(gpu.ask, calls.INDEX))
+        return _Sighting(gpu, uuid, index if isinstance(index, int) and 0 <= index < count else None)
 
-        Whether the configuration wants them is judged by the index they would have if NVML showed all.
-        """
-        ranks = {address: str(rank) for rank, address in enumerate(census.driver or ())}
-        known = {entry.address for entry in self._memory.entries}
-        wanted = [at for at, rank in ranks.items() if at not in known and self._selection.may_want(rank)]
-        refused = sum(not self._selection.may_want(rank) for rank in ranks.values())
-        for gpu in census.describe(self._out, wanted):
-            entry = self._by_uuid(gpu.uuid)
-            if entry is not None:
-                entry.address = gpu.address
-            elif gpu.uuid is not None and self._selection.wants(ranks[gpu.address], gpu.uuid):
-                self._memory.entries.append(Entry("", gpu.uuid, gpu.address))
-            elif gpu.uuid is not None:
-                refused += 1
-        if self._memory.enumerated is None:  # NVML knows better
-            self._memory.excluded = refused
-
-    def _spared(self, count: int) -> set[int] | None:
-        """Return the indices not to touch, of the GPUs to be left alone; None when NVML's numbers have changed."""
-        labels = {name.removeprefix(device_name("")) for name in self._avoid if name.startswith(device_name(""))}
-        if labels and self._memory.enumerated not in (None, count):
-            return None
-        indices = set()
-        for label in labels:
-            entry = next((entry for entry in self._memory.entries if entry.label == label), None)
-            if entry is None and label.isdecimal() and int(label) < count:  # never met: called by its index
-                entry = Entry(label, "", index=int(label))
-                self._memory.entries.append(entry)
-            if entry is not None and entry.index is not None:
-                indices.add(entry.index)
-        return indices
-
-    def _meet(self, nvml: Session, index: int) -> bool:
-        """Look up one index; True when the configuration excludes what is there."""
-        there = next((entry for entry in self._memory.entries if entry.index == index), None)
-        label = there.label if there is not None else str(index)
-        if not self._selection.may_want(label):
-            return True
-        met = self._look_up(partial(nvml.gpu, index), label, there)
-        if isinstance(met, NvmlError):
-            self._failing[index] = met
-            return False
-        gpu, uuid = met
-        entry = self._by_uuid(uuid)
-        label = entry.label if entry is not None and entry.label else str(index)
-        if not self._selection.wants(label, uuid):
-            self._memory.entries = [other for other in self._memory.entries if other.uuid != uuid]
-            return True
+    def _meet(self, found: _Sighting, address: str) -> None:
+        """Take in a GPU that was found at an address, which is empty where nobody tells it."""
+        self._answered.add(address)
+        label = "" if found.index is None else str(found.index)
+        if found.index is not None:
+            self._indices.add(found.index)
+        entry = self._memory.by_uuid(found.uuid)
+        at_address = self._memory.by_address(address)
+        if self._selection.refuses((entry.label if entry is not None else "") or label, found.uuid):
+            self._memory.entries = [other for other in self._memory.entries if other.uuid != found.uuid]
+            self._kept_out += 1
+            return
+        if at_address is not None and at_address.uuid not in {"", found.uuid}:
+            at_address.address = ""  # it was there, and is not any more
+        elif at_address is not None and entry is None:
+            self._memory.name(at_address, found.uuid)
+            entry = at_address
+        elif at_address is not None and at_address is not entry:
+            self._memory.entries.remove(at_address)  # has turned out to be this one
         if entry is None:
-            entry = self._new(label, uuid)
-        entry.label, entry.index = label, index
-        self._hold(entry, gpu)
-        return False
-
-    def _find_again(self, nvml: Session) -> None:
-        """Look up the known GPUs by their addresses, which touches no other."""
-        for entry in self._memory.entries:
-            if not entry.address or not entry.label or self._left_alone(entry):
-                continue
-            met = self._look_up(partial(nvml.gpu_at, entry.address), entry.label, entry)
-            if isinstance(met, NvmlError):
-                entry.fail(reason_of(met), str(met))
-            elif met[1] == entry.uuid:
-                self._hold(entry, met[0])
-
-    def _look_up(self, find: Callable[[], Gpu], label: str, known: Entry | None) -> tuple[Gpu, str] | NvmlError:
-        is_held = known is not None and known.uuid in self._held
-        self._out.working_on(device_name(label), None if is_held else self._first_limit_s)
-        try:
-            gpu = find()
-            return gpu, gpu.ask(calls.UUID)
-        except NvmlError as error:
-            if error.code in self._fatal:
-                raise
-            return error
-
-    def _hold(self, entry: Entry, gpu: Gpu) -> None:
-        self.handles[entry.uuid] = gpu
-        if not entry.address:
-            try:
-                entry.address = nvidia.address(gpu.ask(calls.PCI_BUS_ID)) or ""
-            except NvmlError as error:
-                if error.code in self._fatal:
-                    raise
-                if error.code not in UNSUPPORTED:
-                    self._out.failed(f"{device_name(entry.label)} PCI address", error)
+            entry = Entry("", found.uuid)
+            self._memory.entries.append(entry)
+        if not entry.label and label:
+            self._memory.label(entry, label)
+        entry.address = address or entry.address
+        entry.is_listed = True
+        self.handles[entry.uuid] = found.gpu
         self._memory.save()  # before the next GPU is touched, which may be the end of this process
 
-    def _new(self, label: str, uuid: str) -> Entry:
-        """Make an entry; one of the same label that never told its UUID was this GPU."""
-        entry = Entry(label, uuid)
-        nameless = next((e for e in self._memory.entries if not e.uuid and e.label == label), None)
-        if nameless is not None:
-            self._memory.entries.remove(nameless)
-            entry.alive = nameless.alive
-        self._memory.entries.append(entry)
-        return entry
+    # By index
 
-    def _blame(self) -> None:
-        """Find out whose the failing lookups are: NVML lists GPUs in the order in which it listed them before."""
-        missing = [entry for entry in self._missing() if entry.label]
-        for index, error in sorted(self._failing.items()):
-            later = [entry for entry in missing if entry.index is not None and entry.index >= index]
-            entry = min(later, key=lambda entry: entry.index or 0, default=None)
-            if entry is None and len(missing) == 1:
-                entry = missing[0]
-            if entry is None:
-                entry = self._new(str(index), "")
+    def _visit_by_index(self, nvml: Session, count: int) -> None:
+        """Look up the GPUs that NVML lists at no address that anybody told."""
+        free = [index for index in range(count) if index not in self._indices]
+        unwanted = {index for index in free if self._selection.refuses(str(index))}
+        self._unseen = max(self._unseen, len(unwanted))
+        left_alone = {entry.label for entry in self._memory.entries if self._left_alone(entry)}
+        failing: dict[int, NvmlError] = {}
+        for index in free:
+            entry = self._memory.nameless(str(index))
+            if index in unwanted or str(index) in left_alone:
+                continue
+            if entry is not None and self._rests(entry):
+                self._settled.add(entry)
+                continue
+            if device_name(str(index)) in self._avoid:
+                if entry is None:
+                    self._memory.entries.append(Entry(str(index), ""))
+                continue
+            found = self._look_up(partial(nvml.gpu, index), device_name(str(index)), count, entry)
+            if isinstance(found, _Sighting):
+                self._meet(found._replace(index=index), self._address_of(found.gpu))
             else:
-                missing.remove(entry)
-            entry.index = index
-            entry.fail(reason_of(error), str(error))
+                failing[index] = found
+        self._take_in(failing)
 
-    def _name_the_nameless(self) -> None:
-        """Take the UUIDs of GPUs that NVML lists and cannot reach from the kernel module, where it is plain whose."""
-        nameless = sorted((e for e in self._memory.entries if not e.uuid), key=lambda entry: entry.index or 0)
-        strangers = sorted((e for e in self._memory.entries if not e.label), key=lambda entry: entry.address)
-        if len(nameless) == len(strangers):
-            for entry, stranger in zip(nameless, strangers, strict=True):
-                entry.uuid, entry.address = stranger.uuid, stranger.address
-                self._memory.entries.remove(stranger)
+    def _address_of(self, gpu: Gpu) -> str:
+        told = _attempt(partial(gpu.ask, calls.PCI_BUS_ID))
+        if isinstance(told, str):
+            return nvidia.address(told) or ""
+        if told.code not in UNSUPPORTED:
+            self._out.failed("PCI address of a GPU", told)
+        return ""
 
-    def _missing(self) -> list[Entry]:
-        """Return the entries without a handle that are not left alone."""
-        return [
-            entry for entry in self._memory.entries if entry.uuid not in self.handles and not self._left_alone(entry)
-        ]
+    def _take_in(self, failing: dict[int, NvmlError]) -> None:
+        """Take in the indices that NVML refuses, unless they are GPUs that are known: whose is not known then."""
+        others = {}
+        for index, error in failing.items():
+            entries = (entry for entry in self._memory.entries if not entry.address and entry.label == str(index))
+            entry = next((entry for entry in entries if entry.uuid not in self.handles), None)
+            if entry is None:
+                others[index] = error
+            else:
+                self._refuse(entry, error)
+        missing = [entry for entry in self._memory.entries if entry.uuid not in self.handles and entry.address]
+        missing = [entry for entry in missing if entry.address not in self._listed]
+        for index, error in others.items():
+            if len(others) <= len(missing):
+                self._out.failed(device_name(str(index)), error)
+            else:
+                entry = Entry(str(index), "")
+                self._memory.entries.append(entry)
+                self._refuse(entry, error)
+
+    # Without a handle
+
+    def _describe(self, listing: Listing) -> None:
+        """Ask the kernel module who is at the addresses where NVML showed nobody."""
+        unknown = {
+            address
+            for address in {*listing.addresses, *self._refused}
+            if address not in self._answered
+            and not self._is_kept_out(address, self._rank(listing, address))
+            and ((entry := self._memory.by_address(address)) is None or not entry.uuid)
+        }
+        told = {gpu.address: gpu.uuid for gpu in self._census.describe(self._out, sorted(unknown, key=nvidia.order))}
+        for address in sorted(unknown, key=nvidia.order):
+            self._take_in_unseen(address, told.get(address), self._rank(listing, address))
+        for address, error in self._refused.items():
+            entry = self._memory.by_address(address)
+            if entry is not None:
+                self._refuse(entry, error)
+
+    def _take_in_unseen(self, address: str, uuid: str | None, rank: str) -> None:
+        if self._selection.refuses(rank, uuid or ""):
+            self._kept_out += 1
+            return
+        entry, at_address = self._memory.by_uuid(uuid), self._memory.by_address(address)
+        if entry is not None and entry.uuid in self.handles:
+            entry, uuid = None, None  # NVML knows better who that is
+        if entry is not None and entry is not at_address:
+            entry.address = address
+            if at_address is not None:
+                self._memory.entries.remove(at_address)
+        elif at_address is not None and uuid:
+            self._memory.name(at_address, uuid)
+        elif at_address is None and (uuid or address in self._listed):
+            self._memory.entries.append(Entry("", uuid or "", address))
+
+    def _label_by_rank(self, count: int) -> None:
+        """Give a GPU that NVML lists and nobody could ask for its index the one that its address has, if that is free.
+
+        NVML lists GPUs in the order of their addresses; where it plainly does not, such a GPU goes without a label.
+        """
+        if len(self._listed) != count:
+            return
+        for index, address in enumerate(sorted(self._listed, key=nvidia.order)):
+            entry = self._memory.by_address(address)
+            if entry is None or entry.label or index in self._indices:
+                continue
+            alike = (other for other in self._memory.entries if other.address and other.label == str(index))
+            if entry.uuid or all(other.uuid for other in alike):
+                self._memory.label(entry, str(index))
+
+    def _refuse(self, entry: Entry, error: NvmlError) -> None:
+        entry.is_listed = True
+        self._fail(entry, reason_of(error), str(error))
+
+    def _fail(self, entry: Entry, reason: str, trouble: str) -> None:
+        entry.fail(reason, trouble, self._now_s)
+        entry.wait(self._now_s, self._first_wait_s)
+        self._settled.add(entry)
 
     def _left_alone(self, entry: Entry) -> bool:
-        return bool(entry.label) and device_name(entry.label) in self._avoid
+        return entry.device in self._avoid
 
-    def _by_uuid(self, uuid: str | None) -> Entry | None:
-        return next((entry for entry in self._memory.entries if uuid and entry.uuid == uuid), None)
+    def _rests(self, entry: Entry) -> bool:
+        return bool(entry.reason) and not entry.is_due(self._now_s + self._slack_s)
+
+
+def _attempt(ask: Callable[[], T]) -> T | NvmlError:
+    """Return the answer, or why there is none. Raises SessionEndedError: then the others would not answer either."""
+    try:
+        return ask()
+    except SessionEndedError:
+        raise
+    except NvmlError as error:
+        return error

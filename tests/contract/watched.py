@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
 GPUS = tuple("01234567")
+UPTIME_S = 10_000.0
 VERSION = "570.133.20"
 ANSWERS_WITHIN_S = 1.0
 ENDS_WITHIN_S = 5.0
@@ -38,7 +39,7 @@ class Site:
         self.kmsg = folder / "kmsg"
         self.kmsg.touch()
         self.node.plug_in()
-        self.uptime(10_000)
+        (self.place.folder / "proc/uptime").write_text(f"{UPTIME_S:.2f} 1.00\n")
         self.environment = {"FAKENVML_STATE": str(self.node.state_file), "FAKENVML_CALLS": str(self.calls)}
         self.place.quiet.write_text(QUIET.replace("textfile:", "kernel: {enabled: false}, textfile:"))
         self.configure()
@@ -55,10 +56,6 @@ class Site:
         beside = self.library.with_name("link")
         beside.symlink_to(built)
         beside.replace(self.library)
-
-    def uptime(self, seconds: float) -> None:
-        """Say how long ago the node was booted."""
-        (self.place.folder / "proc/uptime").write_text(f"{seconds:.2f} 1.00\n")
 
     def configure(
         self,
@@ -79,6 +76,7 @@ class Watched:
 
     def __init__(self, site: Site, *arguments: str) -> None:
         self.site = site
+        (site.place.folder / "log").unlink(missing_ok=True)  # of an agent before this one
         self.agent = Agent(site.place, *arguments, environment=site.environment)
         self._degrees = 30
 

@@ -7,6 +7,7 @@ own units: milliwatts, millijoules, MHz, percent, bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _SENSOR_GPU = 0  # NVML_TEMPERATURE_GPU
 
 @dataclass(frozen=True, eq=False)  # made once, below, so identity is equality
 class Call(Generic[T]):
-    """One question. `convert` makes plain data of the binding's answer."""
+    """One question. `convert` makes plain data of the binding's answer, and raises for what is none."""
 
     function: str
     convert: Callable[[Any], T]
@@ -32,32 +33,46 @@ def _number(function: str, *arguments: int) -> Call[int]:
 
 
 def _text(function: str) -> Call[str]:
-    return Call(function, str)
+    return Call(function, _as_text)
+
+
+def _as_text(answer: Any) -> str:
+    if not isinstance(answer, str):
+        raise TypeError(f"{answer!r} is no text")
+    return answer
 
 
 def _pair(function: str) -> Call[tuple[int, int]]:
     return Call(function, lambda answer: (int(answer[0]), int(answer[1])))
 
 
+def _four(answer: Any) -> tuple[int, int, int, int]:
+    first, second, third, fourth = answer
+    return int(first), int(second), int(third), int(fourth)
+
+
 UUID = _text("nvmlDeviceGetUUID")
+INDEX = _number("nvmlDeviceGetIndex")
 NAME = _text("nvmlDeviceGetName")
 SERIAL = _text("nvmlDeviceGetSerial")
 VBIOS_VERSION = _text("nvmlDeviceGetVbiosVersion")
-PCI_BUS_ID = Call("nvmlDeviceGetPciInfo", lambda answer: str(answer.busId))
+PCI_BUS_ID = Call("nvmlDeviceGetPciInfo", lambda answer: _as_text(answer.busId))
 MINOR = _number("nvmlDeviceGetMinorNumber")
 BRAND = _number("nvmlDeviceGetBrand")
 ARCHITECTURE = _number("nvmlDeviceGetArchitecture")
 COMPUTE_CAPABILITY = _pair("nvmlDeviceGetCudaComputeCapability")
 
-UTILIZATION: Call[tuple[int, int]] = Call("nvmlDeviceGetUtilizationRates", lambda answer: (answer.gpu, answer.memory))
+UTILIZATION: Call[tuple[int, int]] = Call(
+    "nvmlDeviceGetUtilizationRates", lambda answer: (int(answer.gpu), int(answer.memory))
+)
 # Total, reserved, free, used. The first version counts what is reserved as used.
 MEMORY_V2: Call[tuple[int, int | None, int, int]] = Call(
     "nvmlDeviceGetMemoryInfo",
-    lambda answer: (answer.total, answer.reserved, answer.free, answer.used),
+    lambda answer: (int(answer.total), int(answer.reserved), int(answer.free), int(answer.used)),
     (_MEMORY_V2,),
 )
 MEMORY_V1: Call[tuple[int, int | None, int, int]] = Call(
-    "nvmlDeviceGetMemoryInfo", lambda answer: (answer.total, None, answer.free, answer.used)
+    "nvmlDeviceGetMemoryInfo", lambda answer: (int(answer.total), None, int(answer.free), int(answer.used))
 )
 TEMPERATURE = _number("nvmlDeviceGetTemperature", _SENSOR_GPU)
 TEMPERATURE_V = _number("nvmlDeviceGetTemperatureV", _SENSOR_GPU)
@@ -82,16 +97,18 @@ ECC_TOTALS = {
     for error_number, error in enumerate(("corrected", "uncorrected"))
     for lifetime_number, lifetime in enumerate(("volatile", "aggregate"))
 }
-REMAPPED_ROWS: Call[tuple[int, int, int, int]] = Call("nvmlDeviceGetRemappedRows", tuple)
+REMAPPED_ROWS = Call("nvmlDeviceGetRemappedRows", _four)  # correctable, uncorrectable, pending, failure
 PCIE_GENERATION = _number("nvmlDeviceGetCurrPcieLinkGeneration")
 PCIE_WIDTH = _number("nvmlDeviceGetCurrPcieLinkWidth")
 PCIE_MAX_GENERATION = _number("nvmlDeviceGetMaxPcieLinkGeneration")
 PCIE_MAX_WIDTH = _number("nvmlDeviceGetMaxPcieLinkWidth")
 PCIE_REPLAYS = _number("nvmlDeviceGetPcieReplayCounter")
+MIG_MODE = _pair("nvmlDeviceGetMigMode")  # current, pending
 PERSISTENCE_MODE = _number("nvmlDeviceGetPersistenceMode")
 PERFORMANCE_STATE = _number("nvmlDeviceGetPerformanceState")
 
 
+@cache
 def nvlink_state(link: int) -> Call[int]:
     """Return the question for the state of one link: 1 active, 0 not."""
     return _number("nvmlDeviceGetNvLinkState", link)

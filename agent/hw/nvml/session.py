@@ -31,6 +31,9 @@ RESET_REQUIRED = 16
 VERSION_MISMATCH = 18
 UNKNOWN = 999
 
+# What a session that worked answers once the driver is not the one that it began with.
+SESSION_ENDED = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, VERSION_MISMATCH})
+
 # nvmlReturn_t of nvml.h. The binding asks the library for these, which may be what fails.
 _TEXTS = {
     UNINITIALIZED: "NVML is not initialised",
@@ -74,6 +77,7 @@ _TYPES = (  # nvmlValueType_t
     struct.Struct("=i"),
     struct.Struct("=H"),
 )
+_UNSIGNED_LONG_LONG = 3  # of these; the value as it stands
 
 
 class NvmlError(Exception):
@@ -84,6 +88,10 @@ class NvmlError(Exception):
         self.code = code
         self.text = detail or _TEXTS.get(code, "not a code this agent knows")
         super().__init__(f"{call}: {self.text} ({code})")
+
+
+class SessionEndedError(NvmlError):
+    """The session is of no more use, whichever GPU was asked. Only from one that was told to `watch_its_end`."""
 
 
 class Driver(NamedTuple):
@@ -100,6 +108,7 @@ class Session:
     def __init__(self, path: str | None) -> None:
         import pynvml  # noqa: PLC0415 - 6 MB that only a process that asks NVML shall pay
 
+        self.watch_its_end = False  # True: the codes in SESSION_ENDED are about the session, not about a GPU
         self._binding: Any = pynvml
         self._path = path
 
@@ -147,25 +156,32 @@ class Session:
         return library.path_of(loaded, "nvmlShutdown") if isinstance(loaded, ctypes.CDLL) else None
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """Call a function of the binding. Raises NvmlError."""
+        """Call a function of the binding. Raises NvmlError, SessionEndedError where that is watched for."""
+        called = getattr(self._binding, function, None)
+        if called is None:  # the installed binding is older than the call
+            raise NvmlError(function, FUNCTION_NOT_FOUND)
         try:
-            return getattr(self._binding, function)(*arguments)
+            return called(*arguments)
         except self._binding.NVMLError as error:
-            raise NvmlError(function, int(error.value)) from None
-        except AttributeError:  # the installed binding is older than the call
-            raise NvmlError(function, FUNCTION_NOT_FOUND) from None
+            raise self.error(function, int(error.value)) from None
         except UnicodeDecodeError as error:
             raise NvmlError(function, UNKNOWN, f"text that is not UTF-8: {error.object[:40]!r}") from None
+        except Exception as error:
+            raise _trouble(function, error) from error
+
+    def error(self, call: str, code: int) -> NvmlError:
+        """Return what to raise for a return code that is not success."""
+        return (SessionEndedError if self.watch_its_end and code in SESSION_ENDED else NvmlError)(call, code)
 
     def field_values(self, handle: Any, fields: Sequence[tuple[int, int]]) -> FieldBatch:
         """Return a batch of fields (id, scope) of one GPU."""
-        return FieldBatch(self._binding, handle, fields)
+        return FieldBatch(self, self._binding, handle, fields)
 
     def _told(self, function: str) -> str:
         try:
             return str(self.ask(function))
         except NvmlError as error:
-            if error.code in {UNINITIALIZED, DRIVER_NOT_LOADED, VERSION_MISMATCH}:
+            if error.code in SESSION_ENDED:
                 raise
             return ""
 
@@ -178,8 +194,12 @@ class Gpu:
         self._handle = handle
 
     def ask(self, call: calls.Call[T]) -> T:
-        """Ask one question. Raises NvmlError."""
-        return call.convert(self._session.ask(call.function, self._handle, *call.arguments))
+        """Ask one question. Raises NvmlError, also for an answer that is not what this question has."""
+        answer = self._session.ask(call.function, self._handle, *call.arguments)
+        try:
+            return call.convert(answer)
+        except Exception as error:
+            raise _trouble(call.function, error) from error
 
     def fields(self, fields: Sequence[tuple[int, int]]) -> FieldBatch:
         """Return a batch that reads these fields (id, scope) in one call."""
@@ -189,12 +209,14 @@ class Gpu:
 class FieldBatch:
     """Several fields of one GPU, read in one call into an array that is made once."""
 
-    def __init__(self, binding: Any, handle: Any, fields: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, session: Session, binding: Any, handle: Any, fields: Sequence[tuple[int, int]]) -> None:
+        self._session = session
         self._binding = binding
         self._handle = handle
         self._array = (binding.c_nvmlFieldValue_t * len(fields))()
         if ctypes.sizeof(self._array) != _FIELD.size * len(fields):
             raise NvmlError(_FIELD_VALUES, FUNCTION_NOT_FOUND, "the binding has another layout of field values")
+        self._bytes = memoryview(self._array).cast("B")
         # A field that the library leaves as it was must not show the value of the time before.
         self._blank = b"".join(_FIELD.pack(id_, scope, 0, 0, 0, UNKNOWN, 0) for id_, scope in fields)
         self._count = ctypes.c_int(len(fields))
@@ -206,19 +228,29 @@ class FieldBatch:
         except AttributeError:
             raise NvmlError(_FIELD_VALUES, FUNCTION_NOT_FOUND) from None
         ctypes.memmove(self._array, self._blank, len(self._blank))
-        code = function(self._handle, self._count, self._array)
+        try:
+            code = int(function(self._handle, self._count, self._array))
+        except Exception as error:
+            raise _trouble(_FIELD_VALUES, error) from error
         if code != 0:
-            raise NvmlError(_FIELD_VALUES, int(code))
+            raise self._session.error(_FIELD_VALUES, code)
         return [
-            _value(kind, raw) if code == 0 else NvmlError(f"{_FIELD_VALUES} field {id_}", code)
-            for id_, _, _, _, kind, code, raw in _FIELD.iter_unpack(memoryview(self._array).cast("B"))
+            _value(kind, raw) if code == 0 else self._session.error(f"{_FIELD_VALUES} field {id_}", code)
+            for id_, _, _, _, kind, code, raw in _FIELD.iter_unpack(self._bytes)
         ]
 
 
 _FIELD_VALUES = "nvmlDeviceGetFieldValues"
 
 
+def _trouble(call: str, error: Exception) -> NvmlError:
+    """Return what stands for whatever else the binding raises: it costs the value that was asked for, no more."""
+    return NvmlError(call, UNKNOWN, f"{type(error).__name__}: {error}")
+
+
 def _value(kind: int, raw: int) -> int | float | NvmlError:
+    if kind == _UNSIGNED_LONG_LONG:
+        return raw
     if kind >= len(_TYPES):
         return NvmlError(_FIELD_VALUES, UNKNOWN, f"a value of the unknown type {kind}")
     value: int | float = _TYPES[kind].unpack_from(_VALUE.pack(raw))[0]
