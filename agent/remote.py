@@ -70,6 +70,8 @@ class _Trial:
 
     device: str
     what: str  # was done on it: hang, crash
+    avoid: dict[str, str]
+    memory: dict[str, Any] | None  # that it began with
     run: Run
 
 
@@ -203,7 +205,7 @@ class Remote(Collector):
         now_s = self.ctx.clock.monotonic()
         if trouble is None and trial.run.brings_points:
             self._quarantine.release(trial.device, now_s)
-            self._take_over(trial.run, out)
+            self._take_over(trial, out)
             self.ctx.log.info("%s: answers again", trial.device)
             return
         self._kill(trial.run.child, trial.device)
@@ -218,15 +220,22 @@ class Remote(Collector):
         avoid = self._quarantine.avoid
         what = avoid.pop(device)
         run = Run(self._start(avoid), self.ctx.timeout_s, self.ctx.clock.monotonic, rescan=True)
-        self._trial = _Trial(device, what, run)
+        self._trial = _Trial(device, what, avoid, self._memory, run)
 
-    def _take_over(self, run: Run, out: Out) -> None:
-        """Go on with the child of a trial. Its events count; its values were read between two runs."""
+    def _take_over(self, trial: _Trial, out: Out) -> None:
+        """Go on with the child of a trial. Its events count; its values were read between two runs.
+
+        Where the present child learned something meanwhile, a third one begins with that: the trial's would tell the
+        same events again.
+        """
         self._usage.restarts += 1
         self._end_child("")
-        self._child, self._avoiding = run.child, self._quarantine.avoid
-        self._keep(run)
-        self._replay(run, out, points=False)
+        if trial.memory is not self._memory or trial.avoid != self._quarantine.avoid:
+            self._kill(trial.run.child, "")
+            return
+        self._child, self._avoiding = trial.run.child, trial.avoid
+        self._keep(trial.run)
+        self._replay(trial.run, out, points=False)
 
     def _end_child(self, device: str) -> None:
         child, self._child, self._rescan = self._child, None, True

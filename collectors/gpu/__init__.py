@@ -17,9 +17,9 @@ from collectors.gpu.census import Census
 from collectors.gpu.connection import Connection
 from collectors.gpu.expectation import Expectation
 from collectors.gpu.fleet import Fleet
+from collectors.gpu.lookup import UNKNOWN
 from collectors.gpu.memory import Memory
 from collectors.gpu.selection import Selection
-from collectors.gpu.survey import UNKNOWN
 
 if TYPE_CHECKING:
     from agent.api import Context, Out, Series
@@ -129,7 +129,10 @@ class Gpu(Collector):
             self._connection.close()
 
     def _ask_nvml(self, out: Out, now_s: float) -> bool:
-        """Look who is there, when that is due, and read all; False when NVML cannot be had. Raises SessionEndedError."""
+        """Look who is there, when that is due, and read all; False when NVML cannot be had.
+
+        Raises SessionEndedError.
+        """
         nvml = self._connection.ensure(out, now_s)
         if nvml is None:
             return False

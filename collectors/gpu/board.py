@@ -11,8 +11,9 @@ from agent.hw.nvml.session import NvmlError, SessionEndedError
 from collectors.gpu import metrics, readings
 from collectors.gpu.clockevents import ClockEvents
 from collectors.gpu.fields import Fields
-from collectors.gpu.plausibility import Plausibility
-from collectors.gpu.readings import Field, ImplausibleError, Reading
+from collectors.gpu.identity import IDENTITY
+from collectors.gpu.plausibility import ImplausibleError, Plausibility
+from collectors.gpu.readings import Field, Reading
 from collectors.gpu.support import Support
 
 if TYPE_CHECKING:
@@ -73,9 +74,10 @@ class Board:
         self._slow_fields = Fields(gpu, self._support, readings.SLOW_FIELDS)
         self._mig_mode = Reading("MIG mode", (calls.MIG_MODE,), self._note_mig_mode)
         self._persistence_mode = Reading("persistence mode", (calls.PERSISTENCE_MODE,), self._points_of_persistence)
+        self._slow = Answer()
         self._start_anew()
 
-    def read(self, now_s: float, *, slack_s: float, fatal: Collection[int] = ()) -> Answer:
+    def read(self, now_s: float, *, slack_s: float) -> Answer:
         """Read what is due, up to `slack_s` early.
 
         Raises NvmlError when the GPU is lost, needs a reset or gives no answer at all, and SessionEndedError.
@@ -99,7 +101,7 @@ class Board:
         for reading in (*readings.WITNESSES, *readings.FAST, *readings.SLOW, *own):
             if all(call in lacks for call in reading.calls):
                 names.add(reading.name)
-        return sorted(names | {name for name, (call, _) in readings.IDENTITY.items() if call in lacks})
+        return sorted(names | {name for name, (call, _) in IDENTITY.items() if call in lacks})
 
     def _start_anew(self) -> None:
         """Take nothing over from what was read before: the GPU may have been reset since."""
@@ -111,7 +113,6 @@ class Board:
     def _reread_all(self) -> None:
         """Have the slow tier read next, and everything asked that the GPU did not support."""
         self._support.forget()
-        self._slow = Answer()
         self._slow_due_s = float("-inf")
 
     def _read_due(self, now_s: float, slack_s: float) -> Answer:
@@ -227,15 +228,19 @@ class Board:
             self._add(lambda _: counts, None, answer)
 
     def _read_identity(self, answer: Answer) -> None:
-        for name, (call, show) in readings.IDENTITY.items():
+        for name, (call, show) in IDENTITY.items():
             if call in self._support.lacking:
                 continue
             try:
-                self._identity[name] = show(self._gpu.ask(call))
+                shown = show(self._gpu.ask(call))
             except NvmlError as error:
-                self._bear(error, call, name, answer)  # what it was before still holds
+                self._bear(error, call, name, answer)
+            except ImplausibleError as error:
+                self._drop(error.metric)
             else:
                 self._support.confirm(call)
+                if shown:  # else what it was before still holds, as after a failure
+                    self._identity[name] = shown
         known = {"pci_bus_id": self._address, **self._identity}
         labels = tuple(known.get(label, "") for label in metrics.INFO.labels[2:])
         if self._info is None or self._info[0] != labels:
@@ -280,6 +285,5 @@ class Board:
         return ()
 
     def _points_of_persistence(self, mode: int) -> Points:
-        points = readings.persistence(mode)
-        self.persistent = bool(mode)
-        return points
+        self.persistent = {0: False, 1: True}.get(mode)
+        return (((metrics.PERSISTENCE_MODE, ()), mode),)

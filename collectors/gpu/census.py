@@ -53,7 +53,7 @@ class Census:
         }
         if not is_up or nvml == 0:
             counts |= {source: 0 for source in ("proc", "dev") if source not in counts and source not in self._failed}
-        return counts
+        return counts if nvml is None else {"nvml": nvml, **counts}
 
     def take(self, failed: Callable[[str, OSError], None]) -> None:
         """Look anew. Lists names; waits for no GPU."""

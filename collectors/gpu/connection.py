@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collectors.gpu.memory import Memory
 
 NAME = "nvml"  # what a hang in the driver's start is blamed on
+VERSION_FILE = "driver/nvidia/version"  # and one in reading this
 START_SHARE = 10  # times the timeout, for loading, initialising and counting
 RETRY_FIRST_S = 1.0
 RETRY_LAST_S = 60.0
@@ -137,6 +138,10 @@ class Connection:
         self._backoff_s = min(self._backoff_s * 2, RETRY_LAST_S)
 
     def _look_at_module(self, out: Out) -> None:
+        if VERSION_FILE in self._ctx.avoid:
+            out.failed("kernel module version", f"a process did not survive reading {VERSION_FILE}; it is left alone")
+            return
+        out.working_on(VERSION_FILE)
         try:
             self.module_version = nvidia.kernel_module_version(self._ctx.proc)
         except OSError as error:

@@ -10,8 +10,9 @@ from agent.api import Device
 from agent.hw.nvml.session import NvmlError, SessionEndedError
 from collectors.gpu import metrics
 from collectors.gpu.board import Board
+from collectors.gpu.lookup import FIRST_SHARE, UNKNOWN, Lookup, reason_of
 from collectors.gpu.losses import change_of
-from collectors.gpu.survey import FIRST_SHARE, UNKNOWN, Survey, reason_of
+from collectors.gpu.survey import Survey
 
 if TYPE_CHECKING:
     from agent.api import Context, Metric, Out, Series
@@ -82,12 +83,8 @@ class Fleet:
         failing = {entry.uuid for entry in self._memory.entries if entry.reason}
         due = {entry.uuid for entry in self._memory.entries if entry.is_due(now_s)}
         self._held = {uuid: held for uuid, held in self._held.items() if uuid not in due}
-        survey = Survey(
-            *(self._ctx, self._memory, self._selection, census, out),
-            held=self._held.keys(),
-            first_wait_s=self._slow_interval_s,
-        )
-        survey.take(nvml, count, listing)
+        survey = self._survey(census, listing, out)
+        survey.take(Lookup(nvml, count, out, held=self._held.keys(), timeout_s=self._ctx.timeout_s), count)
         kept: dict[str, _Held] = {}
         for entry in self._memory.entries:
             held, handle = self._held.get(entry.uuid), survey.handles.get(entry.uuid)
@@ -102,7 +99,7 @@ class Fleet:
 
     def survey_without_nvml(self, census: Census, listing: Listing, out: Out) -> None:
         """Look whom the kernel module shows."""
-        Survey(self._ctx, self._memory, self._selection, census, out).take_without_nvml(listing)
+        self._survey(census, listing, out).take_without_nvml()
 
     def look_at_once(self) -> None:
         """Have every GPU that does not answer looked for by the next survey."""
@@ -146,6 +143,13 @@ class Fleet:
             event = change_of(entry, self._memory)
             if event is not None:
                 out.event(event)
+
+    def _survey(self, census: Census, listing: Listing, out: Out) -> Survey:
+        return Survey(
+            *(self._ctx, self._memory, self._selection, census, out),
+            listing=listing,
+            first_wait_s=self._slow_interval_s,
+        )
 
     def _read(self, entry: Entry, held: _Held, out: Out, now_s: float) -> None:
         is_starting = held.is_fresh and not entry.persistent

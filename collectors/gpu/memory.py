@@ -6,7 +6,7 @@ What is read back may be damaged or of another version: each part that is not as
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent.hw.sysfs import read_text
@@ -68,22 +68,12 @@ class Memory:
         nameless = (entry for entry in self.entries if not entry.uuid and not entry.address)
         return next((entry for entry in nameless if label and entry.label == label), None)
 
-    def name(self, entry: Entry, uuid: str) -> None:
-        """Note the UUID of a GPU; what was told of it so far stays with it."""
-        loss = self.losses.pop(entry.id, None)
-        entry.uuid = uuid
-        if loss is not None:
-            self.losses[entry.id] = loss
-
     def label(self, entry: Entry, label: str) -> None:
         """Note the index of a GPU; one of which no more than this index is known was this GPU."""
         nameless = self.nameless(label)
         if nameless is not None and nameless is not entry:
             self.entries.remove(nameless)
             entry.alive, entry.told_as = nameless.alive, nameless.told_as
-            loss = self.losses.pop(nameless.id, None)
-            if loss is not None:
-                self.losses[entry.id] = loss
         entry.label = label
 
     def save(self, *, whole: bool = False) -> None:

@@ -53,7 +53,11 @@ DRIVER_INFO = _node(
 
 # Identity and availability
 
-UP = _gauge("gpu_up", "1: the GPU answers.", "nvmlDeviceGetHandleByIndex, nvmlDeviceGetUUID, nvmlDeviceGetTemperature")
+UP = _gauge(
+    "gpu_up",
+    "1: the GPU answers.",
+    "nvmlDeviceGetUUID; nvmlDeviceGetTemperature, nvmlDeviceGetUtilizationRates or nvmlDeviceGetMemoryInfo",
+)
 ERROR = _gauge("gpu_error", "1: why the GPU does not answer.", "nvmlReturn_t", "reason")
 INFO = _gauge(
     "gpu_info",
@@ -188,7 +192,11 @@ PCIE_REPLAYS = _counter(
     "PCIe packets sent again.",
     "NVML_FI_DEV_PCIE_REPLAY_COUNTER (94), else nvmlDeviceGetPcieReplayCounter",
 )
-NVLINK_LINKS = _gauge("gpu_nvlink_links", "NVLinks that the GPU has.", "nvmlDeviceGetNvLinkState")
+NVLINK_LINKS = _gauge(
+    "gpu_nvlink_links",
+    "NVLinks that the GPU has.",
+    "NVML_FI_DEV_NVLINK_LINK_COUNT (91), else nvmlDeviceGetNvLinkState",
+)
 NVLINK_ACTIVE = _gauge("gpu_nvlink_active_links", "NVLinks that are active.", "nvmlDeviceGetNvLinkState")
 NVLINK_BYTES = _counter(
     "gpu_nvlink_bytes_total",

@@ -56,6 +56,14 @@ _HIGHEST_POWER = (metrics.POWER_LIMIT, ("max",))
 _LEARNED = _PARTS_OF_MEMORY | {metrics.MEMORY_TOTAL, metrics.POWER, metrics.POWER_AVERAGE, metrics.POWER_LIMIT}
 
 
+class ImplausibleError(Exception):
+    """An answer that cannot be true. `metric` is what it was for."""
+
+    def __init__(self, metric: Metric) -> None:
+        super().__init__(metric.name)
+        self.metric = metric
+
+
 class Plausibility:
     """The bounds of one GPU's values; its memory and its highest power limit are learned from what was believed."""
 

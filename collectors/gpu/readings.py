@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.hw.nvml import calls
 from collectors.gpu import metrics
-from collectors.gpu.plausibility import ALL_ONES
+from collectors.gpu.plausibility import ALL_ONES, ImplausibleError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,44 +38,6 @@ _POLICIES = ("power", "thermal", "sync_boost", "board_limit", "low_utilization",
 _ACTIONS_LIMIT = 64  # no enumeration of a driver is as long
 _PERFORMANCE_STATE_UNKNOWN = 32  # NVML_PSTATE_UNKNOWN
 _PERCENT, _PERCENT_LIMIT = 100, 105  # what a driver's rounding may make of 100
-_BRANDS = {  # nvmlBrandType_t
-    1: "quadro",
-    2: "tesla",
-    3: "nvs",
-    4: "grid",
-    5: "geforce",
-    6: "titan",
-    7: "nvidia_vapps",
-    8: "nvidia_vpc",
-    9: "nvidia_vcs",
-    10: "nvidia_vws",
-    11: "nvidia_cloud_gaming",
-    12: "quadro_rtx",
-    13: "nvidia_rtx",
-    14: "nvidia",
-    15: "geforce_rtx",
-    16: "titan_rtx",
-}
-_ARCHITECTURES = {  # nvmlDeviceArchitecture_t
-    2: "kepler",
-    3: "maxwell",
-    4: "pascal",
-    5: "volta",
-    6: "turing",
-    7: "ampere",
-    8: "ada",
-    9: "hopper",
-    10: "blackwell",
-    13: "rubin",
-}
-
-
-class ImplausibleError(Exception):
-    """An answer that cannot be true. `metric` is what it was for."""
-
-    def __init__(self, metric: Metric) -> None:
-        super().__init__(metric.name)
-        self.metric = metric
 
 
 @dataclass(frozen=True, eq=False)  # made once, below, so identity is equality
@@ -194,13 +156,6 @@ def _performance_state(answer: int) -> Points:
     return () if answer == _PERFORMANCE_STATE_UNKNOWN else (((metrics.PERFORMANCE_STATE, ()), answer),)
 
 
-def persistence(mode: int) -> Points:
-    """Raises ImplausibleError."""
-    if mode not in (0, 1):
-        raise ImplausibleError(metrics.PERSISTENCE_MODE)
-    return (((metrics.PERSISTENCE_MODE, ()), mode),)
-
-
 POWER_FIELD = Field("power", 186, _sensor(_divided(1000, metrics.POWER, "gpu")), 0)
 ENERGY_FIELD = Field("energy", 83, _divided(1000, metrics.ENERGY))
 REPLAYS_FIELD = Field("PCIe replays", 94, _plain(metrics.PCIE_REPLAYS))
@@ -282,13 +237,3 @@ SLOW_STAND_INS = tuple(
     Reading(f"ECC errors, {' '.join(key)}", (call,), _plain(metrics.ECC_ERRORS, *key), (ECC_FIELDS[key],))
     for key, call in calls.ECC_TOTALS.items()
 )
-# The labels of gpu_info after `gpu` and `uuid`, but for the address, in the order that the metric declares.
-IDENTITY: dict[str, tuple[Call[Any], Callable[[Any], str]]] = {
-    "name": (calls.NAME, str),
-    "serial": (calls.SERIAL, str),
-    "minor": (calls.MINOR, str),
-    "vbios_version": (calls.VBIOS_VERSION, str),
-    "brand": (calls.BRAND, lambda number: _BRANDS.get(number, "")),
-    "architecture": (calls.ARCHITECTURE, lambda number: _ARCHITECTURES.get(number, "")),
-    "compute_capability": (calls.COMPUTE_CAPABILITY, lambda version: f"{version[0]}.{version[1]}"),
-}

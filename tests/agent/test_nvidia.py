@@ -80,6 +80,22 @@ def test_gpus_on_pci_are_nvidia_functions_that_are_vga_or_3d_controllers(tmp_pat
     assert PciBus(tmp_path).gpus() == ["0001:00:00.0", "0002:00:00.0"]
 
 
+def test_a_share_of_a_gpu_for_a_guest_is_not_a_gpu_of_the_host(tmp_path: Path) -> None:
+    for function in range(3):
+        write_function(tmp_path, f"0001:00:00.{function}", "0x10de", "0x030200")
+    for function in (1, 2):
+        (tmp_path / f"bus/pci/devices/0001:00:00.{function}/physfn").symlink_to("../0001:00:00.0")
+    assert PciBus(tmp_path).gpus() == ["0001:00:00.0"]
+
+
+def test_gpus_are_in_the_order_of_their_addresses_also_beyond_four_digits(tmp_path: Path) -> None:
+    for address in ("10000:81:00.0", "0002:00:00.0", "ffff:00:00.0"):
+        write_function(tmp_path, address, "0x10de", "0x030200")
+        write_information(tmp_path, address)
+    expected = ["0002:00:00.0", "ffff:00:00.0", "10000:81:00.0"]
+    assert PciBus(tmp_path).gpus() == nvidia.driver_addresses(tmp_path) == expected
+
+
 def test_a_gpu_that_leaves_or_joins_the_bus_is_noticed(tmp_path: Path) -> None:
     write_function(tmp_path, "0001:00:00.0", "0x10de", "0x030200")
     bus = PciBus(tmp_path)

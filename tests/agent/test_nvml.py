@@ -147,6 +147,51 @@ def test_text_that_is_no_utf_8_is_an_error_like_others(node: GpuNode, nvml: Sess
         nvml.gpu(0).ask(calls.NAME)
 
 
+@pytest.mark.parametrize("error", [TypeError("odd"), ctypes.ArgumentError(), AttributeError("inside"), ValueError()])
+def test_whatever_the_binding_raises_is_an_error_of_that_call(
+    nvml: Session, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    gpu = nvml.gpu(0)
+    monkeypatch.setattr(nvml._binding, "nvmlDeviceGetTemperature", broken)
+    with pytest.raises(NvmlError, match=type(error).__name__) as caught:
+        gpu.ask(calls.TEMPERATURE)
+    assert (caught.value.call, caught.value.code) == ("nvmlDeviceGetTemperature", session.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (calls.TEMPERATURE, None),
+        (calls.TEMPERATURE, "hot"),
+        (calls.NAME, None),
+        (calls.NAME, b"A100"),
+        (calls.PCI_BUS_ID, None),
+        (calls.UTILIZATION, None),
+        (calls.MEMORY_V2, None),
+        (calls.MEMORY_V1, object()),
+        (calls.ECC_MODE, [1]),
+        (calls.REMAPPED_ROWS, [0, 0, 0]),
+        (calls.REMAPPED_ROWS, [0, 0, 0, None]),
+    ],
+)
+def test_an_answer_that_is_not_what_was_asked_for_is_an_error_of_that_call(
+    nvml: Session, monkeypatch: pytest.MonkeyPatch, call: calls.Call[Any], answer: object
+) -> None:
+    gpu = nvml.gpu(0)
+    monkeypatch.setattr(nvml._binding, call.function, lambda *_: answer)
+    with pytest.raises(NvmlError) as caught:
+        gpu.ask(call)
+    assert (caught.value.call, caught.value.code) == (call.function, session.UNKNOWN)
+
+
+def test_the_question_for_a_link_is_the_same_each_time() -> None:
+    assert calls.nvlink_state(3) is calls.nvlink_state(3)
+    assert calls.nvlink_state(3).arguments == (3,)
+
+
 def test_a_gpu_is_found_by_its_address(node: GpuNode, nvml: Session) -> None:
     assert nvml.gpu_at("0001:00:00.0").ask(calls.UUID) == node.uuid(0)
     with pytest.raises(NvmlError):
@@ -212,12 +257,39 @@ def test_a_type_of_value_that_is_not_known_is_an_error_and_no_number(
     assert "type 9" in str(found)
 
 
+def test_what_a_short_value_leaves_of_the_union_is_not_part_of_it(
+    nvml: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(_handle: Any, _count: Any, fields: Any) -> int:
+        fields[0].value.ullVal, fields[0].valueType, fields[0].nvmlReturn = 2**64 - 1, 1, 0
+        fields[0].value.uiVal = 5
+        return 0
+
+    binding = nvml._binding
+    batch = nvml.gpu(0).fields([(82, 0)])
+    monkeypatch.setattr(binding, "nvmlLib", Under(binding.nvmlLib, **{FIELD_VALUES: answer}))
+    assert batch.read() == [5]
+
+
 def test_a_batch_that_fails_as_a_whole_says_so(node: GpuNode, nvml: Session) -> None:
     batch = nvml.gpu(0).fields([(83, 0)])
     node.change({f"gpu.0.return.{FIELD_VALUES}": 16})
     with pytest.raises(NvmlError) as caught:
         batch.read()
     assert (caught.value.call, caught.value.code) == (FIELD_VALUES, session.RESET_REQUIRED)
+
+
+def test_field_values_that_the_binding_cannot_ask_for_are_an_error(
+    nvml: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ctypes.ArgumentError
+
+    batch = nvml.gpu(0).fields([(83, 0)])
+    monkeypatch.setattr(nvml._binding, "nvmlLib", Under(nvml._binding.nvmlLib, **{FIELD_VALUES: broken}))
+    with pytest.raises(NvmlError, match="ArgumentError") as caught:
+        batch.read()
+    assert (caught.value.call, caught.value.code) == (FIELD_VALUES, session.UNKNOWN)
 
 
 def test_a_library_without_field_values_says_so(nvml: Session, monkeypatch: pytest.MonkeyPatch) -> None:

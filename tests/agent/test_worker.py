@@ -26,7 +26,19 @@ from agent.remote import CollectorError, Remote, Usage
 from agent.sim.harness import MemoryState
 from agent.snapshot import Batch, EvictedError
 from agent.worker import Assignment
-from tests.agent.kit import DEVICE, ROOT, Devices, FolderOptions, answers, context, gone, hangs, state_of, until
+from tests.agent.kit import (
+    DEVICE,
+    ROOT,
+    Devices,
+    FolderOptions,
+    answers,
+    context,
+    gone,
+    hangs,
+    recovers,
+    state_of,
+    until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -504,6 +516,22 @@ def test_device_that_answers_again_is_back_with_the_child_that_found_out(
     assert len(events) >= 2, "of the trial's run, and of the first one after it"
     hasty.set(b="3")
     assert hasty.run() == {"a": 1, "b": 3}
+
+
+def test_what_is_remembered_during_a_trial_is_not_forgotten_for_it(hasty: Lane) -> None:
+    hasty.set(b="1")
+    hasty.hang("a")
+    hasty.run()
+    hasty.clock.ahead_s += AVOID_FIRST_S + 0.1
+    hasty.run()
+    trial = hasty.trial
+    hasty.set(b="remember word")
+    hasty.run()
+    hasty.set(b="recall")
+    recovers(hasty.folder / "a", "2")
+    until(lambda: hasty.run() == {"a": 2, "b": len("word")}, "the device is back")
+    assert hasty.pid != trial
+    assert gone(trial)
 
 
 def test_device_on_which_a_process_is_stuck_is_not_tried_before_that_is_gone(

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.api import Device, Kind, NotPresent, VmSize
-from agent.hw.nvml import library
 from collectors.gpu import Gpu, Options, metrics
 from tests.collectors.gpunode import NO_LIBRARY, GpuNode, by_gpu, labels_of, names_of, select, untouched_binding, value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    from agent.api import Value
+    from agent.sim.harness import Probe
 
 MIB = 1 << 20
 REASONS = (
@@ -154,9 +156,19 @@ def test_the_node_is_told_with_versions_and_counts(node: GpuNode) -> None:
     assert value(result, "gpu_driver_info", **versions, kernel_module_version="570.133.20") == 1
 
 
-def test_a_source_that_is_not_there_counts_none_but_pci_is_absent(node: GpuNode) -> None:
-    counts = {labels_of(s)["source"]: v for s, v in select(node.probe().collect(), "gpu_count").items()}
-    assert counts == {"nvml": 2, "proc": 0, "dev": 0}
+def counts_of(node: GpuNode, probe: Probe | None = None) -> dict[str, Value]:
+    result = (probe or node.probe()).collect()
+    return {labels_of(series)["source"]: number for series, number in select(result, "gpu_count").items()}
+
+
+def test_a_source_that_is_not_there_counts_none_unless_nvml_shows_that_it_cannot_see(node: GpuNode) -> None:
+    assert counts_of(node) == {"nvml": 2}
+    (node.proc / "driver/nvidia/gpus").mkdir(parents=True)
+    node.dev.mkdir()
+    assert counts_of(node) == {"nvml": 2, "proc": 0, "dev": 0}
+    node.change({"init.return": 9})
+    node.dev.rmdir()
+    assert counts_of(node) == {"proc": 0, "dev": 0}
 
 
 def test_each_gpu_tells_its_names(node: GpuNode) -> None:
@@ -190,16 +202,17 @@ def test_every_metric_is_declared_by_the_rules_of_its_kind() -> None:
 
 
 def test_a_gpu_that_supports_next_to_nothing_is_up_and_shows_no_value_for_the_rest(node: GpuNode) -> None:
-    kept = ("gpu.1.uuid", "gpu.1.pci", "gpu.1.name")
+    kept = ("gpu.1.uuid", "gpu.1.pci", "gpu.1.name", "gpu.1.memory")
     node.change({key: None for key in node.driver if key.startswith("gpu.1.") and key not in kept})
     result = node.probe().collect()
-    assert names_of(result, "1") == {"gpu_up", "gpu_info", "gpu_invalid_samples_total"}
+    memory = {f"gpu_memory_{part}_bytes" for part in ("total", "used", "free", "reserved")}
+    assert names_of(result, "1") == {"gpu_up", "gpu_info", "gpu_invalid_samples_total"} | memory
     assert value(result, "gpu_up", gpu="1") == 1
     assert value(result, "gpu_info", gpu="1", name="NVIDIA A100-SXM4-40GB", serial="", brand="") == 1
     assert result.failures == []
 
 
-def test_what_is_not_supported_is_asked_once_an_hour_and_logged_once(
+def test_what_is_not_supported_is_asked_again_after_a_minute_and_logged_once(
     node: GpuNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -211,26 +224,16 @@ def test_what_is_not_supported_is_asked_once_an_hour_and_logged_once(
     for name in ("video clock", "memory temperature", "ECC mode"):
         assert name in told[0]
     node.change({"gpu.0.clock_mhz.video": 1000, "gpu.0.field.82": "ui:50", "gpu.0.ecc_mode": "1 0"})
-    for _ in range(14):
+    for _ in range(11):
         result = node.tick(probe)
     assert value(result, "gpu_clock_hertz", gpu="0", domain="video") is None
     assert value(result, "gpu_temperature_celsius", gpu="0", sensor="memory") is None
     assert value(result, "gpu_ecc_mode_enabled", gpu="0", state="current") is None
-    result = node.tick(probe, 3600)
+    result = node.tick(probe)
     assert value(result, "gpu_clock_hertz", gpu="0", domain="video") == 1_000_000_000
     assert value(result, "gpu_temperature_celsius", gpu="0", sensor="memory") == 50
     assert value(result, "gpu_ecc_mode_enabled", gpu="0", state="pending") == 0
     assert len([1 for record in caplog.records if "GPU 0 does not support" in record.getMessage()]) == 1
-
-
-def test_a_new_process_does_not_log_again_what_is_not_supported(
-    node: GpuNode, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    node.probe().collect()
-    caplog.clear()
-    node.probe().collect()
-    assert [record for record in caplog.records if "does not support" in record.getMessage()] == []
 
 
 def test_sensors_that_read_0_because_they_do_not_exist_are_absent_and_not_invalid(node: GpuNode) -> None:
@@ -294,13 +297,19 @@ def test_the_older_name_of_the_event_reasons_is_asked_where_the_new_one_is_missi
     assert value(node.probe().collect(), "gpu_clock_event_active", gpu="0", reason="sw_power_cap") == 1
 
 
-def test_only_reasons_that_the_gpu_can_have_are_shown_and_new_ones_by_their_bit(node: GpuNode) -> None:
+def test_only_reasons_that_the_gpu_can_have_or_has_are_shown_and_new_ones_by_their_bit(node: GpuNode) -> None:
     node.change({"gpu.0.event_reasons_supported": hex(0x5 | 1 << 12), "gpu.0.event_reasons": hex(0x8 | 1 << 12)})
     shown = select(node.probe().collect(), "gpu_clock_event_active", gpu="0")
-    assert {labels_of(s)["reason"]: v for s, v in shown.items()} == {"gpu_idle": 0, "sw_power_cap": 0, "bit_12": 1}
+    assert {labels_of(s)["reason"]: v for s, v in shown.items()} == {
+        "gpu_idle": 0,
+        "sw_power_cap": 0,
+        "hw_slowdown": 1,
+        "bit_12": 1,
+    }
 
 
 def test_nvlinks_are_counted_until_the_driver_says_that_there_are_no_more(node: GpuNode) -> None:
+    node.change({f"gpu.{gpu}.field.91": None for gpu in range(2)})
     node.change({f"gpu.0.nvlink.{link}.state": 1 for link in range(40)})
     node.change({"gpu.0.nvlink.7.state": 0} | {f"gpu.1.nvlink.{link}.state": None for link in range(12)})
     probe = node.probe()
@@ -345,7 +354,7 @@ def test_identity_follows_a_firmware_update(node: GpuNode) -> None:
     [{"device_exclude": ("0",)}, {"device_include": ("1",)}, {"device_include": ("*1",), "device_exclude": ("0",)}],
 )
 def test_a_gpu_excluded_by_index_is_not_touched_at_all(node: GpuNode, options: dict[str, Any]) -> None:
-    node.change({"gpu.0.return.nvmlDeviceGetHandleByIndex_v2": 999})
+    node.change({f"gpu.0.return.nvmlDeviceGetHandleBy{name}_v2": 999 for name in ("Index", "PciBusId")})
     result = node.probe({"expected_count": "auto"} | options, vm_size=VmSize("x", gpu_count=2)).collect()
     assert by_gpu(result, "gpu_up") == {"1": 1}
     assert result.failures == []
@@ -377,10 +386,71 @@ def test_gpus_are_chosen_by_uuid_and_exclusion_wins(node: GpuNode) -> None:
     assert value(result, "gpu_count", source="proc") == 1
 
 
-def test_a_gpu_that_another_run_read_and_this_one_excludes_is_gone(node: GpuNode) -> None:
+@pytest.mark.parametrize("loaded", [True, False])
+@pytest.mark.parametrize("options", [{"device_exclude": ("1",)}, {"device_include": ("0",)}])
+def test_a_gpu_that_a_process_read_and_the_next_excludes_is_gone_and_not_lost(
+    node: GpuNode, options: dict[str, Any], *, loaded: bool
+) -> None:
+    if loaded:
+        node.load_module()
     node.probe().collect()
+    for _ in range(2):
+        result = node.probe({**options, "expected_count": "auto"}).collect()
+        assert by_gpu(result, "gpu_up") == {"0": 1}
+        assert value(result, "gpu_expected_count") == 1
+        assert value(result, "gpu_count", source="nvml") == 1
+        assert result.events == []
     result = node.probe({"device_exclude": (node.uuid(1),), "expected_count": "auto"}).collect()
     assert by_gpu(result, "gpu_up") == {"0": 1}
+    assert value(result, "gpu_expected_count") == 1
+    assert by_gpu(node.probe().collect(), "gpu_up") == {"0": 1, "1": 1}
+
+
+# A container
+
+
+def test_a_container_is_not_told_of_the_gpus_of_others(node: GpuNode) -> None:
+    node.load_module()
+    node.plug_in()
+    (node.dev / "nvidia0").unlink()
+    node.change({"gpu.0.absent": 1})
+    probe = node.probe({"expected_count": "auto"})
+    result = probe.collect()
+    assert [labels_of(s)["uuid"] for s in select(result, "gpu_up")] == [node.uuid(1)]
+    assert value(result, "gpu_expected_count") == 1
+    assert value(result, "gpu_count", source="proc") == 2
+    assert result.events == []
+    assert value(node.tick(probe, 60), "gpu_expected_count") == 1
+
+
+def test_a_gpu_without_a_device_node_is_shown_where_it_is_promised(node: GpuNode) -> None:
+    node.load_module()
+    (node.dev / "nvidia0").unlink()
+    node.change({"gpu.0.absent": 1})
+    for options, size in (({"expected_count": 2}, None), ({"expected_count": "auto"}, VmSize("x", gpu_count=2))):
+        node.memory.content = {}
+        result = node.probe(options, vm_size=size).collect()
+        assert {labels_of(s)["uuid"]: v for s, v in select(result, "gpu_up").items()} == {
+            node.uuid(0): 0,
+            node.uuid(1): 1,
+        }
+
+
+def test_a_gpu_with_a_device_node_or_without_any_is_shown(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"gpu.0.absent": 1})
+    assert len(select(node.probe({"expected_count": "auto"}).collect(), "gpu_up")) == 2
+    for minor in (0, 1):
+        (node.dev / f"nvidia{minor}").unlink()
+    assert len(select(node.probe({"expected_count": "auto"}, run_id="two").collect(), "gpu_up")) == 2
+
+
+def test_a_container_without_nvml_shows_its_own_gpus_too(node: GpuNode) -> None:
+    node.load_module()
+    (node.dev / "nvidia0").unlink()
+    node.change({"init.return": 999})
+    result = node.probe({"expected_count": "auto"}).collect()
+    assert [labels_of(s)["uuid"] for s in select(result, "gpu_up")] == [node.uuid(1)]
     assert value(result, "gpu_expected_count") == 1
 
 
@@ -423,21 +493,32 @@ def test_a_gpu_on_pci_alone_is_expected_too(node: GpuNode) -> None:
 # Whether to run at all
 
 
-def bare(node: GpuNode, **options: Any) -> None:
-    probe = node.probe({"expected_count": "auto", "nvml_library": NO_LIBRARY} | options)
+def look(node: GpuNode, options: Mapping[str, Any] | None = None, **more: Any) -> None:
+    probe = node.probe({"expected_count": "auto", "nvml_library": None} | dict(options or {}), **more)
     Gpu.look(probe.collector.options, probe.context)
 
 
-def test_a_node_that_knows_of_no_gpu_is_not_given_a_process(node: GpuNode) -> None:
+def test_a_node_that_knows_of_no_gpu_is_not_given_a_process_whatever_is_installed(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (node.sys / "bus/pci/devices/0000:00:08.0").mkdir(parents=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(node.library.parent))
     with pytest.raises(NotPresent, match="no NVIDIA GPU"):
-        bare(node)
+        look(node)
+
+
+def test_an_installed_library_is_a_sign_only_where_there_is_no_pci(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(node.library.parent))
+    look(node)
 
 
 @pytest.mark.parametrize("sign", ["pci", "proc", "dev", "library", "configuration", "size", "past"])
-def test_any_sign_of_a_gpu_is_enough_to_look_closer(node: GpuNode, tmp_path: Path, sign: str) -> None:
-    options: dict[str, Any] = {"expected_count": "auto", "nvml_library": NO_LIBRARY}
+def test_any_sign_of_a_gpu_is_enough_to_look_closer(node: GpuNode, sign: str) -> None:
+    options: dict[str, Any] = {}
     size = None
+    (node.sys / "bus/pci/devices").mkdir(parents=True)
     if sign == "pci":
         node.plug_in()
     elif sign == "proc":
@@ -446,16 +527,14 @@ def test_any_sign_of_a_gpu_is_enough_to_look_closer(node: GpuNode, tmp_path: Pat
         node.dev.mkdir()
         (node.dev / "nvidia0").touch()
     elif sign == "library":
-        (tmp_path / library.SONAME).touch()
-        options["nvml_library"] = str(tmp_path / library.SONAME)
+        options["nvml_library"] = NO_LIBRARY  # somebody who names one wants to know
     elif sign == "configuration":
         options["expected_count"] = 1
     elif sign == "size":
         size = VmSize("x", gpu_count=8)
     else:
         node.probe().collect()
-    probe = node.probe(options, vm_size=size, run_id="later")
-    Gpu.look(probe.collector.options, probe.context)
+    look(node, options, vm_size=size, run_id="later")
 
 
 def test_a_library_on_a_node_without_gpus_is_nothing_to_collect(node: GpuNode) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pynvml
@@ -12,14 +14,15 @@ from collectors.gpu import metrics
 from tests.collectors.gpunode import NO_LIBRARY, GpuNode, by_gpu, labels_of, names_of, select, untouched_binding, value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.sim.harness import Result
+    from agent.sim.harness import Probe, Result
 
 LOST, RESET_REQUIRED, UNKNOWN, NO_PERMISSION, TIMEOUT, NOT_FOUND = 15, 16, 999, 4, 10, 6
-BY_INDEX = "nvmlDeviceGetHandleByIndex_v2"
+BY_INDEX, BY_ADDRESS = "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByPciBusId_v2"
 ALL_BUT_2 = {"0": 1, "1": 1, "2": 0, "3": 1}
+VERSION_FILE = "driver/nvidia/version"
 METRICS_OF_A_GPU = sum("uuid" in metric.labels for metric in metrics.METRICS) - 1  # gpu_error is for others
 
 
@@ -33,6 +36,16 @@ def node(tmp_path: Path) -> Iterator[GpuNode]:
 
 def reasons(result: Result) -> dict[str, str]:
     return {labels_of(s)["gpu"]: labels_of(s)["reason"] for s, v in select(result, "gpu_error").items() if v == 1}
+
+
+def refuse(node: GpuNode, gpu: int, code: int | None) -> None:
+    """Have NVML refuse the handle of a GPU, however it is looked up; None: no more."""
+    node.change({f"gpu.{gpu}.return.{name}": code for name in (BY_INDEX, BY_ADDRESS)})
+
+
+def avoiding(node: GpuNode, gpu: int, deed: str = "hang") -> dict[str, str]:
+    """Return what a process is told of a GPU that one before it ended on."""
+    return {f"GPU {node.address(gpu)}": deed}
 
 
 def kinds(result: Result) -> list[tuple[str, str]]:
@@ -100,16 +113,13 @@ def test_the_events_of_a_loss_say_which_gpu_and_why(node: GpuNode) -> None:
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [
-        *[(LOST, "gpu_lost"), (UNKNOWN, "unknown"), (NO_PERMISSION, "no_permission"), (NOT_FOUND, "gpu_lost")],
-        (RESET_REQUIRED, "reset_required"),
-    ],
+    [(LOST, "gpu_lost"), (UNKNOWN, "unknown"), (NO_PERMISSION, "no_permission"), (RESET_REQUIRED, "reset_required")],
 )
 def test_a_gpu_whose_handle_is_refused_from_the_start_has_its_uuid_from_the_kernel_module(
     node: GpuNode, code: int, reason: str
 ) -> None:
     node.load_module()
-    node.change({f"gpu.2.return.{BY_INDEX}": code})
+    refuse(node, 2, code)
     result = node.probe().collect()
     assert_only_gpu_2_is_down(node, result, reason)
     assert kinds(result) == [("gpu_lost", "2")]
@@ -131,9 +141,9 @@ def test_a_gpu_that_nobody_can_name_is_shown_by_its_index(node: GpuNode) -> None
 def test_a_handle_that_is_refused_later_is_noticed_and_so_is_its_return(node: GpuNode) -> None:
     probe = node.probe()
     probe.collect()
-    node.change({f"gpu.2.return.{BY_INDEX}": UNKNOWN})
+    refuse(node, 2, UNKNOWN)
     assert_only_gpu_2_is_down(node, node.tick(probe, 60), "unknown")
-    node.change({f"gpu.2.return.{BY_INDEX}": None})
+    refuse(node, 2, None)
     assert set(by_gpu(node.tick(probe, 15), "gpu_up").values()) == {1}
 
 
@@ -187,6 +197,231 @@ def test_identity_that_cannot_be_read_again_stays_as_it_was(node: GpuNode) -> No
     assert [what for what, _ in result.failures] == ["GPU 2 serial"]
 
 
+# Who is who
+
+
+def test_an_empty_uuid_or_that_of_another_gpu_costs_one_gpu(node: GpuNode) -> None:
+    node.load_module()
+    for uuid in ("", " ", node.uuid(1)):
+        node.memory.content = {}
+        node.change({"gpu.2.uuid": uuid})
+        result = node.probe().collect()
+        assert_only_gpu_2_is_down(node, result, "unknown")
+
+
+def test_gpus_that_nothing_tells_apart_are_shown_by_their_indices(node: GpuNode) -> None:
+    node.change({f"gpu.{gpu}.uuid": "" for gpu in range(4)})
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 0)
+    assert {labels_of(s)["uuid"] for s in select(result, "gpu_up")} == {""}
+    node.memory.content = {}
+    node.change({f"gpu.{gpu}.uuid": "GPU-same" for gpu in range(4)})
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == {"0": 1, "1": 0, "2": 0, "3": 0}
+
+
+def test_a_gpu_that_answers_with_the_uuid_of_another_takes_nothing_from_it(node: GpuNode) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.1.uuid": node.uuid(3)})
+    result = node.tick(probe, 60)
+    assert by_gpu(result, "gpu_up") == {"0": 1, "1": 0, "2": 1, "3": 1}
+    assert [device.address for device in result.devices] == [node.address(gpu) for gpu in range(4)]
+
+
+def test_a_gpu_without_a_name_takes_none_of_another_that_is_missing(node: GpuNode) -> None:
+    node.load_module()
+    forget_uuid(node, 1)
+    refuse(node, 1, LOST)
+    node.change({"gpu.2.absent": 1})
+    result = node.probe().collect()
+    assert value(result, "gpu_up", gpu="1", uuid="") == 0
+    assert value(result, "gpu_up", gpu="", uuid=node.uuid(2)) == 0
+    addresses = {(device.name, device.uuid): device.address for device in result.devices}
+    assert addresses["1", ""] == node.address(1)
+    assert addresses["", node.uuid(2)] == node.address(2)
+
+
+def test_gpus_without_uuid_and_index_are_told_and_not_shown_as_one(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"gpu.3.absent": 1, "gpu.count": 3})
+    for gpu in (1, 2):
+        forget_uuid(node, gpu)
+        node.change({f"gpu.{gpu}.absent": 1})
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == {"0": 1, "": 0}
+    assert value(result, "gpu_expected_count") == 4
+
+
+def forget_uuid(node: GpuNode, gpu: int) -> None:
+    """Have the kernel module not know the UUID of a GPU, as before its first use."""
+    information = node.proc / f"driver/nvidia/gpus/{node.address(gpu)}/information"
+    information.write_text(f"GPU UUID: \t GPU-????????-????-????-????-????????????\nDevice Minor: \t {gpu}\n")
+
+
+def test_a_gpu_that_nvml_lists_at_no_address_that_the_system_shows_is_found(node: GpuNode) -> None:
+    node.load_module()
+    for gpu in (1, 3):
+        shutil.rmtree(node.proc / f"driver/nvidia/gpus/{node.address(gpu)}")
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+    assert [device.address for device in result.devices] == [node.address(gpu) for gpu in range(4)]
+
+
+def test_an_nvml_that_looks_up_no_address_is_asked_by_index(node: GpuNode) -> None:
+    node.load_module()
+    node.change({f"gpu.{gpu}.return.{BY_ADDRESS}": 13 for gpu in range(4)})
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+    assert [device.uuid for device in result.devices] == [node.uuid(gpu) for gpu in range(4)]
+
+
+def test_a_gpu_that_comes_back_at_another_address_is_the_same_and_has_the_new_one(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.1.absent": 1})
+    node.tick(probe)
+    node.change({"gpu.1.absent": None, "gpu.1.pci": "0009:00:00.0"})
+    result = node.tick(probe)
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+    assert value(result, "gpu_info", gpu="1", pci_bus_id="0009:00:00.0") == 1
+    assert result.devices[1].address == "0009:00:00.0"
+
+
+def test_two_gpus_of_one_label_do_not_cost_each_other(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"gpu.2.absent": 1})
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.2.absent": None})
+    result = node.tick(probe)
+    up = {labels_of(s)["uuid"]: labels_of(s)["gpu"] for s, v in select(result, "gpu_up").items() if v}
+    assert up == {node.uuid(0): "0", node.uuid(1): "1", node.uuid(2): "2", node.uuid(3): "2"}
+    fatal_if_touched(node, 2)
+    result = node.probe(avoid=avoiding(node, 2)).collect()
+    assert value(result, "gpu_up", gpu="2", uuid=node.uuid(2)) == 0
+    assert value(result, "gpu_up", gpu="2", uuid=node.uuid(3)) == 1
+
+
+def test_a_gpu_is_called_the_same_when_it_comes_back_as_when_it_was_lost(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"gpu.3.absent": 1})
+    probe = node.probe()
+    assert kinds(probe.collect()) == [("gpu_lost", node.uuid(3))]
+    node.change({"gpu.3.absent": None})
+    (recovered,) = node.tick(probe).events
+    assert (recovered.device, recovered.labels["gpu"]) == (node.uuid(3), "3")
+    node.change({"gpu.3.absent": 1})
+    assert kinds(node.tick(node.probe())) == [("gpu_lost", node.uuid(3))]
+
+
+# How often
+
+
+def count_look_ups(node: GpuNode, probe: Probe, patch: pytest.MonkeyPatch, ticks: int) -> int:
+    """Return how often GPU 2 was looked up."""
+    watch = Watch()
+    looked: list[str] = []
+    find = pynvml.nvmlDeviceGetHandleByPciBusId
+
+    def look(address: str) -> Any:
+        looked.append(address)
+        return find(address)
+
+    with patch.context() as patched:
+        patched.setattr(pynvml, "nvmlDeviceGetHandleByPciBusId", look)
+        for _ in range(ticks):
+            node.clock.advance(5)
+            probe.collector.collect(watch)
+    return looked.count(node.address(2))
+
+
+def test_a_handle_that_stays_refused_is_looked_up_less_and_less_often(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.load_module()
+    refuse(node, 2, UNKNOWN)
+    probe = node.probe()
+    probe.collect()
+    assert [count_look_ups(node, probe, monkeypatch, ticks) for ticks in (3, 6, 12, 24)] == [1, 1, 1, 1]
+    assert count_look_ups(node, probe, monkeypatch, 720) in {6, 7, 8}
+    node.change({"gpu.3.absent": 1})
+    assert count_look_ups(node, probe, monkeypatch, 1) == 1
+
+
+def test_a_gpu_that_is_lost_to_its_handle_gets_a_new_one_less_and_less_often(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.2.return.nvmlDeviceGetTemperature": LOST})
+    node.tick(probe)
+    assert [count_look_ups(node, probe, monkeypatch, ticks) for ticks in (2, 1, 6, 12)] == [0, 1, 1, 1]
+    node.change({"gpu.2.return.nvmlDeviceGetTemperature": None})
+    assert by_gpu(node.tick(probe), "gpu_up") == dict.fromkeys("0123", 1)
+    node.change({"gpu.2.return.nvmlDeviceGetTemperature": LOST})
+    node.tick(probe)
+    assert count_look_ups(node, probe, monkeypatch, 3) == 1
+
+
+@pytest.mark.parametrize("changes", [{"gpu.2.return.*": LOST}, {"gpu.2.return.*": RESET_REQUIRED}, {"gpu.2.absent": 1}])
+def test_a_gpu_that_stays_lost_while_the_system_shows_it_is_looked_for_in_a_new_process(
+    node: GpuNode, changes: dict[str, int]
+) -> None:
+    node.load_module()
+    node.plug_in()
+    probe = node.probe()
+    probe.collect()
+    node.change(changes)
+    assert kinds(node.tick(probe)) == [("gpu_lost", "2")]
+    for _ in range(12):
+        node.tick(probe)
+    with pytest.raises(Outdated, match="GPU 2 stays lost"):
+        node.tick(probe)
+    probe = node.probe()
+    for _ in range(119):
+        assert kinds(node.tick(probe)) == []
+    with pytest.raises(Outdated):
+        node.tick(probe)
+
+
+@pytest.mark.parametrize("shown_by", ["nobody", "pci", "proc"])
+def test_a_gpu_that_the_system_does_not_show_any_more_needs_no_new_process(node: GpuNode, shown_by: str) -> None:
+    if shown_by == "pci":
+        node.plug_in()
+    elif shown_by == "proc":
+        node.load_module()
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.2.return.*": LOST})
+    for _ in range(30):
+        result = node.tick(probe)
+    assert reasons(result) == {"2": "gpu_lost"}
+
+
+def test_a_gpu_that_fails_for_another_reason_needs_no_new_process(node: GpuNode) -> None:
+    node.load_module()
+    node.plug_in()
+    probe = node.probe()
+    probe.collect()
+    node.change({"gpu.2.return.*": UNKNOWN})
+    for _ in range(30):
+        node.tick(probe)
+
+
+def test_counts_of_dropped_answers_are_saved_once_a_minute(node: GpuNode) -> None:
+    node.change({"gpu.2.garbage.nvmlDeviceGetUtilizationRates": 1})
+    probe = node.probe()
+    probe.collect()
+    kept = []
+    for _ in range(24):
+        node.tick(probe)
+        kept.append(node.memory.content["gpus"][2]["invalid"]["gpu_utilization_ratio"])
+    assert len(set(kept)) == 3
+
+
 # GPUs that vanish
 
 
@@ -235,11 +470,43 @@ def test_a_loss_that_is_older_than_the_run_is_the_same_fact_for_each_run_of_the_
     (node.proc / "sys/kernel/random/boot_id").write_text("other\n")
     keys.append(node.probe(run_id="three").collect().events[0].key)
     assert keys[0] == keys[1] != keys[2]
-    probe = node.probe(run_id="four")
-    node.change({"gpu.2.return.*": None})
-    node.tick(probe)
+
+
+def test_each_loss_and_each_recovery_has_a_key_of_its_own_whoever_tells_it(node: GpuNode) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    told = []
+    for code in (LOST, None, LOST, None):
+        node.change({"gpu.2.return.*": code})
+        told += node.tick(probe).events
+    assert [event.kind for event in told] == ["gpu_lost", "gpu_recovered"] * 2
+    assert len({event.key for event in told}) == 4
     node.change({"gpu.2.return.*": LOST})
-    assert node.tick(probe).events[0].key == ""
+    (third,) = node.tick(probe).events
+    (again,) = node.probe(run_id="restarted").collect().events
+    assert again.key == third.key not in {event.key for event in told}
+    node.change({"gpu.2.return.*": None})
+    (recovered,) = node.probe(run_id="restarted again").collect().events
+    assert recovered.kind == "gpu_recovered"
+    assert recovered.key not in {event.key for event in told}
+    assert node.probe(run_id="and again").collect().events == []
+
+
+def test_a_gpu_that_was_lost_without_a_name_and_has_one_after_a_restart_came_back(node: GpuNode) -> None:
+    node.change({"gpu.2.return.*": LOST})
+    (lost,) = node.probe(run_id="one").collect().events
+    node.change({"gpu.2.return.*": None})
+    assert kinds(node.probe(run_id="two").collect()) == [("gpu_recovered", "2")]
+    node.change({"gpu.2.return.*": LOST})
+    (again,) = node.probe(run_id="three").collect().events
+    assert again.key != lost.key
+
+
+def test_without_a_boot_id_no_key_claims_that_two_facts_are_one(node: GpuNode) -> None:
+    (node.proc / "sys/kernel/random/boot_id").unlink()
+    node.change({"gpu.2.return.*": LOST})
+    assert [node.probe(run_id=run).collect().events[0].key for run in ("one", "two")] == ["", ""]
 
 
 def test_a_gpu_that_comes_back_is_asked_anew_what_it_supports(node: GpuNode) -> None:
@@ -276,7 +543,8 @@ def test_a_gpu_that_nvml_lists_later_gets_its_label_then(node: GpuNode) -> None:
 def test_a_gpu_that_vanishes_while_another_is_refused_takes_no_other_name(node: GpuNode) -> None:
     probe = node.probe()
     probe.collect()
-    node.change({"gpu.0.absent": 1, f"gpu.2.return.{BY_INDEX}": UNKNOWN})
+    node.change({"gpu.0.absent": 1})
+    refuse(node, 2, UNKNOWN)
     result = node.tick(probe)
     assert by_gpu(result, "gpu_up") == {"0": 0, "1": 1, "2": 0, "3": 1}
     assert reasons(result) == {"0": "gpu_lost", "2": "unknown"}
@@ -288,7 +556,8 @@ def test_a_gpu_that_comes_back_out_of_reach_is_the_one_that_vanished(node: GpuNo
     probe.collect()
     node.change({"gpu.1.absent": 1})
     node.tick(probe)
-    node.change({"gpu.1.absent": None, f"gpu.1.return.{BY_INDEX}": UNKNOWN})
+    node.change({"gpu.1.absent": None})
+    refuse(node, 1, UNKNOWN)
     result = node.tick(probe)
     assert by_gpu(result, "gpu_up") == {"0": 1, "1": 0, "2": 1, "3": 1}
     assert reasons(result) == {"1": "unknown"}
@@ -301,12 +570,11 @@ def test_the_handles_of_a_session_that_ended_are_not_used_in_the_next(
     probe = node.probe()
     probe.collect()
     with monkeypatch.context() as patch:
-        patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: _raise(pynvml.NVMLError(UNKNOWN)))
-        node.tick(probe)
+        end_session(node, probe, patch)
     watch = Watch()
     node.clock.advance(5)
     probe.collector.collect(watch)
-    gpus = [(f"GPU {gpu}", 10.0) for gpu in range(4)]
+    gpus = [(f"GPU {node.address(gpu)}", None) for gpu in range(4)]
     assert watch.announced == [("nvml", 20.0), *gpus, *gpus]
 
 
@@ -324,16 +592,26 @@ def test_a_gpu_that_vanished_while_nvml_was_gone_is_lost(node: GpuNode, monkeypa
     probe = node.probe()
     probe.collect()
     with monkeypatch.context() as patch:
-        patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: _raise(pynvml.NVMLError(UNKNOWN)))
-        assert set(reasons(node.tick(probe)).values()) == {"unknown"}
+        assert set(reasons(end_session(node, probe, patch)).values()) == {"unknown"}
     node.change({"gpu.1.absent": 1})
     result = node.tick(probe)
     assert reasons(result) == {"1": "gpu_lost"}
     assert kinds(result) == [("gpu_lost", "1")]
 
 
-def _raise(error: Exception) -> None:
-    raise error
+def fail_to_count(patch: pytest.MonkeyPatch, code: int) -> None:
+    def fails() -> int:
+        raise pynvml.NVMLError(code)
+
+    patch.setattr(pynvml, "nvmlDeviceGetCount", fails)
+
+
+def end_session(node: GpuNode, probe: Probe, patch: pytest.MonkeyPatch) -> Result:
+    """Have NVML fail to count its GPUs until the session is given up."""
+    fail_to_count(patch, UNKNOWN)
+    for _ in range(3):
+        assert value(node.tick(probe), "gpu_nvml_up") == 1
+    return node.tick(probe)
 
 
 # What a process before hung on
@@ -341,14 +619,14 @@ def _raise(error: Exception) -> None:
 
 def fatal_if_touched(node: GpuNode, gpu: int) -> None:
     """Have any contact with the GPU end the session, which a test would notice."""
-    node.change({f"gpu.{gpu}.return.{name}": 18 for name in ("*", BY_INDEX, "nvmlDeviceGetHandleByPciBusId_v2")})
+    node.change({f"gpu.{gpu}.return.{name}": 18 for name in ("*", BY_INDEX, BY_ADDRESS)})
 
 
 @pytest.mark.parametrize(("deed", "reason"), [("hang", "timeout"), ("crash", "unknown")])
 def test_a_gpu_that_a_process_ended_on_is_left_alone_by_the_next(node: GpuNode, deed: str, reason: str) -> None:
     node.probe().collect()
     fatal_if_touched(node, 2)
-    probe = node.probe(avoid={"GPU 2": deed})
+    probe = node.probe(avoid=avoiding(node, 2, deed))
     result = probe.collect()
     assert_only_gpu_2_is_down(node, result, reason)
     assert kinds(result) == [("gpu_lost", "2")]
@@ -362,7 +640,7 @@ def test_a_gpu_that_the_very_first_process_ended_on_is_left_alone(node: GpuNode,
     if loaded:
         node.load_module()
     fatal_if_touched(node, 2)
-    result = node.probe(avoid={"GPU 2": "hang"}).collect()
+    result = node.probe(avoid=avoiding(node, 2) if loaded else {"GPU 2": "hang"}).collect()
     assert by_gpu(result, "gpu_up") == ALL_BUT_2
     assert reasons(result) == {"2": "timeout"}
     assert value(result, "gpu_up", gpu="2", uuid=node.uuid(2) if loaded else "") == 0
@@ -372,7 +650,7 @@ def test_a_gpu_is_left_alone_also_when_the_numbers_have_changed(node: GpuNode) -
     node.probe().collect()
     node.change({"gpu.0.absent": 1})
     fatal_if_touched(node, 2)
-    result = node.probe(avoid={"GPU 2": "hang"}).collect()
+    result = node.probe(avoid=avoiding(node, 2)).collect()
     assert by_gpu(result, "gpu_up") == {"0": 0, "1": 1, "2": 0, "3": 1}
     assert reasons(result) == {"0": "gpu_lost", "2": "timeout"}
 
@@ -380,9 +658,11 @@ def test_a_gpu_is_left_alone_also_when_the_numbers_have_changed(node: GpuNode) -
 def test_another_gpu_at_the_address_of_one_that_is_looked_for_is_not_taken_for_it(node: GpuNode) -> None:
     node.probe().collect()
     node.change({"gpu.0.absent": 1, "gpu.1.uuid": "GPU-another"})
-    result = node.probe(avoid={"GPU 2": "hang"}).collect()
+    result = node.probe(avoid=avoiding(node, 2)).collect()
     assert reasons(result) == {"0": "gpu_lost", "1": "gpu_lost", "2": "timeout"}
-    assert set(by_gpu(result, "gpu_utilization_ratio")) == {"3"}
+    assert value(result, "gpu_up", uuid="GPU-another") == 1
+    assert value(result, "gpu_up", uuid=node.uuid(1)) == 0
+    assert [device.address for device in result.devices if device.uuid == node.uuid(1)] == [""]
 
 
 class Watch:
@@ -392,7 +672,8 @@ class Watch:
         self.announced: list[tuple[str, float | None]] = []
 
     def working_on(self, device: str, limit_s: float | None = None) -> None:
-        self.announced.append((device, limit_s))
+        if device != VERSION_FILE:
+            self.announced.append((device, limit_s))
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_: None
@@ -402,15 +683,25 @@ def test_what_is_in_hand_is_announced_with_more_time_for_what_has_to_start(node:
     probe = node.probe()
     watch = Watch()
     probe.collector.collect(watch)
-    gpus = [f"GPU {gpu}" for gpu in range(4)]
-    assert watch.announced == [("nvml", 20.0), *((gpu, 10.0) for gpu in gpus), *((gpu, 10.0) for gpu in gpus)]
+    by_index = [(f"GPU {gpu}", 10.0) for gpu in range(4)]
+    gpus = [f"GPU {node.address(gpu)}" for gpu in range(4)]
+    assert watch.announced == [("nvml", 20.0), *by_index, *((gpu, 10.0) for gpu in gpus)]
     watch.announced.clear()
     node.clock.advance(5)
     probe.collector.collect(watch)
     assert watch.announced == [("nvml", None), *((gpu, None) for gpu in gpus)]
 
 
-def test_each_gpu_is_announced_by_its_label_also_when_the_numbers_have_closed_up(node: GpuNode) -> None:
+def test_only_gpus_that_are_not_known_to_stay_initialised_get_more_time_in_a_new_process(node: GpuNode) -> None:
+    node.change({"gpu.1.persistence_mode": 0, "gpu.2.persistence_mode": None})
+    node.probe().collect()
+    watch = Watch()
+    node.probe().collector.collect(watch)
+    limits = {f"GPU {node.address(gpu)}": 10.0 if gpu in {1, 2} else None for gpu in range(4)}
+    assert watch.announced == [("nvml", 20.0), *limits.items(), *limits.items()]
+
+
+def test_each_gpu_is_announced_by_its_address_also_when_the_numbers_have_closed_up(node: GpuNode) -> None:
     probe = node.probe()
     probe.collect()
     node.change({"gpu.1.absent": 1})
@@ -418,7 +709,8 @@ def test_each_gpu_is_announced_by_its_label_also_when_the_numbers_have_closed_up
     watch = Watch()
     node.clock.advance(60)
     probe.collector.collect(watch)
-    assert [name for name, _ in watch.announced] == ["nvml", *["GPU 0", "GPU 2", "GPU 3"] * 2]
+    gpus = [f"GPU {node.address(gpu)}" for gpu in range(4)]
+    assert [name for name, _ in watch.announced] == ["nvml", *gpus, gpus[0], gpus[2], gpus[3]]
 
 
 class Ending(Watch):
@@ -465,6 +757,18 @@ def test_what_the_kernel_module_hangs_on_is_not_read_again(node: GpuNode) -> Non
     assert value(result, "gpu_count", source="proc") == 4
 
 
+def test_a_version_file_that_a_process_hung_on_is_not_read_again_and_costs_the_version(node: GpuNode) -> None:
+    node.load_module()
+    with pytest.raises(KeyboardInterrupt):
+        node.probe().collector.collect(Ending(VERSION_FILE))
+    probe = node.probe(avoid={VERSION_FILE: "hang"})
+    for _ in range(2):
+        result = node.tick(probe)
+        assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+        assert value(result, "gpu_driver_info", kernel_module_version="") == 1
+        assert [what for what, _ in result.failures] == ["kernel module version"]
+
+
 # Answers that cannot be true
 
 
@@ -473,7 +777,7 @@ def test_what_the_kernel_module_hangs_on_is_not_read_again(node: GpuNode) -> Non
     [
         ({"utilization": "4294967295 45"}, "gpu_utilization_ratio", 1),
         ({"utilization": "808334905 45"}, "gpu_utilization_ratio", 1),
-        ({"utilization": "97 101"}, "gpu_memory_utilization_ratio", 1),
+        ({"utilization": "97 106"}, "gpu_memory_utilization_ratio", 1),
         ({"temperature": 151}, "gpu_temperature_celsius", 0),
         ({"temperature": 4294967295}, "gpu_temperature_celsius", 0),
         ({"field.82": "si:-21"}, "gpu_temperature_celsius", 0),
@@ -552,6 +856,8 @@ def test_garbage_now_and_then_is_counted_each_time_and_over_processes_but_not_ru
         value(node.tick(probe), "gpu_invalid_samples_total", gpu="2", metric="gpu_utilization_ratio") for _ in range(3)
     ]
     assert dropped == [0, 1, 1, 2]
+    node.clock.advance(60)
+    assert value(probe.collect(), "gpu_invalid_samples_total", gpu="2", metric="gpu_utilization_ratio") == 2
     node.change({"gpu.2.garbage.nvmlDeviceGetUtilizationRates": None})
     result = node.probe().collect()
     assert value(result, "gpu_invalid_samples_total", gpu="2", metric="gpu_utilization_ratio") == 2
@@ -574,12 +880,14 @@ def test_garbage_in_everything_leaves_a_gpu_that_is_up_with_nothing_untrue(node:
 def test_a_damaged_memory_is_left_out_and_not_believed(node: GpuNode) -> None:
     node.probe().collect()
     for part, damaged in (
-        ("gpus", [{"label": 3}, "x", None, {"uuid": "GPU-x", "index": -1, "invalid": {"a": "b"}, "lacking": [1]}]),
+        ("gpus", [{"label": 3}, "x", None, {"uuid": "GPU-x", "alive": 1, "invalid": {"a": "b"}, "told_as": [1]}]),
         ("gpus", {"a": 1}),
         ("seen", [["0"], 5, [1, 2]]),
-        ("enumerated", True),
         ("excluded", "many"),
         ("given_up_s", "never"),
+        ("renewed_s", True),
+        ("losses", {"GPU-x": 1, "GPU-y": [True, 0], "GPU-z": []}),
+        ("losses", [1]),
     ):
         node.memory.content[part] = damaged
         result = node.probe().collect()
@@ -686,37 +994,69 @@ def test_a_session_that_ends_needs_a_new_process_which_does_not_give_up_as_well(
 def test_a_look_up_that_speaks_of_the_session_ends_the_process_too(node: GpuNode) -> None:
     probe = node.probe()
     probe.collect()
-    node.change({f"gpu.2.return.{BY_INDEX}": 18})
+    refuse(node, 2, 18)
     with pytest.raises(Outdated, match="18"):
         node.tick(probe, 60)
 
 
-@pytest.mark.parametrize("code", [1, 9, 18, 999])
-def test_a_count_that_fails_ends_the_session_and_only_some_codes_the_process(
+@pytest.mark.parametrize("code", [1, 9, 18])
+def test_a_count_that_speaks_of_the_session_ends_the_process(
     node: GpuNode, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     node.load_module()
     probe = node.probe()
     probe.collect()
-    works = pynvml.nvmlDeviceGetCount
-
-    def fails() -> int:
-        raise pynvml.NVMLError(code)
-
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", fails)
-    if code != UNKNOWN:
+    with monkeypatch.context() as patch:
+        fail_to_count(patch, code)
         with pytest.raises(Outdated, match=str(code)):
             node.tick(probe)
-        probe = node.probe()
-    result = node.tick(probe)
-    assert value(result, "gpu_nvml_up") == 0
-    assert value(result, "gpu_nvml_return_code") == code
-    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 0)
-    assert kinds(result) == []
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", works)
+        result = node.tick(node.probe())
+        assert value(result, "gpu_nvml_up") == 0
+        assert value(result, "gpu_nvml_return_code") == code
+        assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 0)
+        assert kinds(result) == []
+
+
+def test_a_count_that_fails_now_and_then_costs_the_count_alone(node: GpuNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            fail_to_count(patch, UNKNOWN)
+            for _ in range(3):
+                result = node.tick(probe)
+                assert {labels_of(s)["source"] for s in select(result, "gpu_count")} == {"proc", "dev"}
+                assert value(result, "gpu_nvml_up") == 1
+                assert len(names_of(result, "2")) == METRICS_OF_A_GPU
+                assert [what for what, _ in result.failures] == ["NVML"]
+        assert value(node.tick(probe), "gpu_count", source="nvml") == 4
+
+
+def test_a_count_that_keeps_failing_ends_the_session_which_is_shut_down_before_the_next(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    called: list[str] = []
+    for name in ("nvmlInit", "nvmlShutdown"):
+        monkeypatch.setattr(pynvml, name, partial(_note, called, name, getattr(pynvml, name)))
+    with monkeypatch.context() as patch:
+        result = end_session(node, probe, patch)
+        assert value(result, "gpu_nvml_up") == 0
+        assert value(result, "gpu_nvml_return_code") == UNKNOWN
+        assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 0)
+        assert kinds(result) == []
     result = node.tick(probe)
     assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
     assert value(result, "gpu_nvml_return_code") == 0
+    assert called == ["nvmlShutdown", "nvmlInit"]
+
+
+def _note(called: list[str], name: str, function: Callable[[], None]) -> None:
+    called.append(name)
+    function()
 
 
 def test_giving_up_is_tried_again_after_a_while(node: GpuNode) -> None:
@@ -735,7 +1075,8 @@ def test_giving_up_is_tried_again_after_a_while(node: GpuNode) -> None:
 def test_one_gpu_that_speaks_of_the_session_costs_only_itself_in_the_end(node: GpuNode) -> None:
     probe = node.probe()
     probe.collect()
-    node.change({"gpu.2.return.*": 18, f"gpu.2.return.{BY_INDEX}": 18})
+    node.change({"gpu.2.return.*": 18})
+    refuse(node, 2, 18)
     with pytest.raises(Outdated):
         node.tick(probe)
     assert_only_gpu_2_is_down(node, node.probe().collect(), "unknown")

@@ -81,7 +81,8 @@ class Watched:
         self._degrees = 30
 
     def page(self) -> dict[str, float]:
-        """Return what /metrics shows."""
+        """Return what /metrics shows, as soon as it is served."""
+        until(lambda: self.agent.port, "it serves")
         started_s = time.monotonic()
         values = self.agent.values()
         took_s = time.monotonic() - started_s

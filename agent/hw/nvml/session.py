@@ -29,6 +29,7 @@ FUNCTION_NOT_FOUND = 13
 GPU_IS_LOST = 15
 RESET_REQUIRED = 16
 VERSION_MISMATCH = 18
+GPU_NOT_FOUND = 28
 UNKNOWN = 999
 
 # What a session that worked answers once the driver is not the one that it began with.
@@ -61,7 +62,7 @@ _TEXTS = {
     25: "another version of the argument is expected",
     26: "deprecated",
     27: "not ready",
-    28: "no GPU found",
+    GPU_NOT_FOUND: "no GPU found",
     29: "invalid state",
     UNKNOWN: "unknown error",
 }
