@@ -103,6 +103,7 @@ class Connection:
             return None
         self.code, self.error, self._backoff_s = 0, None, RETRY_FIRST_S
         self._last_count, self._failed_counts = self.count, 0
+        started.watch_its_end = _is_over(self._memory.given_up_s, now_s)
         return started, self.count
 
     def _open(self) -> Session:
@@ -154,8 +155,18 @@ class Connection:
         if self._library is not None:
             path, loaded = self._library
             present = library.identity(path)
-            if present is not None and present != loaded:  # gone: half-way through an upgrade
+            # Gone: half-way through an upgrade.
+            if present is not None and present != loaded and not self._waits_for_module(path):
                 self._give_up(f"{path} was replaced")
+
+    def _waits_for_module(self, path: str) -> bool:
+        """Say whether a new library would not work with the kernel module that is loaded, while the old one does.
+
+        So it is between an upgrade of the packages and the reboot, or reload of the module, that completes it.
+        """
+        version = library.version(path)
+        is_other = version is not None and self.module_version is not None and version != self.module_version
+        return is_other and self._session is not None
 
     def _give_up(self, text: str) -> NoReturn:
         # Not shut down: that would be one more call into what does not work any more.

@@ -52,15 +52,14 @@ class Fleet:
         self._memory = memory
         self._selection = selection
         self._slow_interval_s = slow_interval_s
-        self._session: Session | None = None  # whose handles these are
         self._held: dict[str, _Held] = {}  # by UUID
         self._series: dict[tuple[object, ...], Series] = {}
 
     @property
     def entries(self) -> list[Entry]:
-        """All known GPUs that have a name, in the order of their labels."""
-        named = [entry for entry in self._memory.entries if entry.name]
-        return sorted(named, key=lambda e: (not e.label, len(e.label), e.label, e.address, e.uuid))
+        """All known GPUs that have a name of their own, in the order of their labels."""
+        named = {(entry.label, entry.uuid): entry for entry in self._memory.entries if entry.name}
+        return sorted(named.values(), key=lambda e: (not e.label, len(e.label), e.label, e.address, e.uuid))
 
     @property
     def answering(self) -> int:
@@ -77,9 +76,6 @@ class Fleet:
         A GPU that did not answer, for its own or for NVML's sake, gets a new handle and is asked anew what it supports.
         """
         now_s = self._ctx.clock.monotonic() + self._ctx.interval_s / 2
-        if nvml is not self._session:
-            self._session, self._held = nvml, {}
-            self.look_at_once()
         failing = {entry.uuid for entry in self._memory.entries if entry.reason}
         due = {entry.uuid for entry in self._memory.entries if entry.is_due(now_s)}
         self._held = {uuid: held for uuid, held in self._held.items() if uuid not in due}
@@ -124,6 +120,7 @@ class Fleet:
     def show_without_nvml(self, out: Out, reason: str, trouble: str) -> None:
         """Show every GPU as one that does not answer."""
         now_s = self._ctx.clock.monotonic()
+        self._held = {}  # the handles ended with the session
         for entry in self.entries:
             entry.fail(reason, trouble, now_s)
             self._show(entry, out)

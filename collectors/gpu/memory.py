@@ -73,7 +73,6 @@ class Memory:
         nameless = self.nameless(label)
         if nameless is not None and nameless is not entry:
             self.entries.remove(nameless)
-            entry.alive, entry.told_as = nameless.alive, nameless.told_as
         entry.label = label
 
     def save(self, *, whole: bool = False) -> None:

@@ -63,7 +63,7 @@ class Survey:
     def take(self, lookup: Lookup, count: int) -> None:
         """Look all up. Afterwards each GPU has a handle or the reason why not. Raises SessionEndedError."""
         known = {entry.address for entry in self._memory.entries if entry.address}
-        for address in sorted(known.union(self._ranks), key=lambda at: (at not in known, nvidia.order(at))):
+        for address in sorted(known.union(self._ranks), key=nvidia.order):
             self._visit(lookup, address)
         self._describe()
         if len(self._listed) < count:
@@ -111,12 +111,9 @@ class Survey:
 
     def _is_repeated(self, found: Sighting, at_address: Entry | None) -> bool:
         """Say whether the UUID is that of a GPU which was found already, or which the system shows elsewhere."""
-        if found.uuid in self.handles:
-            return True
         other = self._memory.by_uuid(found.uuid)
-        if at_address is None or other is None or other is at_address:
-            return False
-        return other.address in self._ranks
+        is_elsewhere = other is not None and other is not at_address and other.address in self._ranks
+        return found.uuid in self.handles or is_elsewhere
 
     def _meet(self, found: Sighting, address: str) -> None:
         """Take in a GPU that was found at an address, which is empty where nobody tells it."""
@@ -166,7 +163,9 @@ class Survey:
                 if isinstance(found, Sighting) and found.uuid in self.handles:
                     found = refusal_of(f"{found.uuid} is another GPU's")
                 if isinstance(found, Sighting):
-                    self._meet(found, lookup.address_of(found))
+                    address = lookup.address_of(found)
+                    self._listed.update([address] if address else [])
+                    self._meet(found, address)
                 else:
                     failing[index] = found
         self._take_in_failing(failing)
@@ -231,10 +230,7 @@ class Survey:
             return
         for index, address in enumerate(sorted(self._listed, key=nvidia.order)):
             entry = self._memory.by_address(address)
-            if entry is None or entry.label or index in self._indices:
-                continue
-            alike = (other for other in self._memory.entries if other.address and other.label == str(index))
-            if entry.uuid or all(other.uuid for other in alike):
+            if entry is not None and not entry.label and index not in self._indices:
                 self._memory.label(entry, str(index))
 
     def _refuse(self, entry: Entry, error: NvmlError) -> None:

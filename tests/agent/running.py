@@ -34,7 +34,7 @@ class Place:
         self.config = folder / "hpcwatch.yaml"
         self.config.write_text(QUIET)
         self.quiet = folder / "quiet.yaml"
-        self.quiet.write_text(QUIET)
+        self.quiet.write_text(QUIET + f"agent: {{devfs: {folder / 'dev'}, kmsg: {folder / 'kmsg'}}}\n")
         self.socket = folder / "agent.sock"
 
     @property

@@ -76,6 +76,24 @@ def test_a_library_in_the_loaders_cache_is_found(
     assert library.installed(None) is found
 
 
+@pytest.mark.parametrize(
+    ("target", "version"),
+    [
+        ("libnvidia-ml.so.570.133.20", "570.133.20"),
+        ("libnvidia-ml.so.1", None),
+        ("libnvidia-ml.so", None),
+        ("570.133.20/libnvidia-ml.so.1", None),
+    ],
+)
+def test_version_of_a_driver_is_in_the_name_of_the_file_behind_the_link(
+    tmp_path: Path, target: str, version: str | None
+) -> None:
+    (tmp_path / "570.133.20").mkdir()
+    (tmp_path / target).touch()
+    (tmp_path / "link").symlink_to(target)
+    assert library.version(str(tmp_path / "link")) == version
+
+
 def test_a_file_that_replaces_another_has_another_identity_and_links_are_followed(tmp_path: Path) -> None:
     path, link = tmp_path / "lib.so.2", tmp_path / "lib.so"
     assert library.identity(str(path)) is None

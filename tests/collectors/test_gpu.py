@@ -404,6 +404,23 @@ def test_a_gpu_that_a_process_read_and_the_next_excludes_is_gone_and_not_lost(
     assert by_gpu(result, "gpu_up") == {"0": 1}
     assert value(result, "gpu_expected_count") == 1
     assert by_gpu(node.probe().collect(), "gpu_up") == {"0": 1, "1": 1}
+    node.change({"init.return": 999})
+    assert by_gpu(node.probe({"device_exclude": ("1",)}).collect(), "gpu_up") == {"0": 0}
+
+
+def test_a_gpu_excluded_by_uuid_is_kept_out_whoever_tells_the_uuid(node: GpuNode) -> None:
+    node.load_module()
+    options = {"device_exclude": (node.uuid(1),), "expected_count": "auto"}
+    node.change({"init.return": 999})
+    result = node.probe(options).collect()
+    assert value(result, "gpu_count", source="proc") == 1
+    assert value(result, "gpu_expected_count") == 1
+    information = node.proc / f"driver/nvidia/gpus/{node.address(1)}/information"
+    information.unlink()
+    node.change({"init.return": None})
+    result = node.probe(options, run_id="later").collect()
+    assert by_gpu(result, "gpu_up") == {"0": 1}
+    assert result.failures == []
 
 
 # A container
@@ -449,9 +466,11 @@ def test_a_container_without_nvml_shows_its_own_gpus_too(node: GpuNode) -> None:
     node.load_module()
     (node.dev / "nvidia0").unlink()
     node.change({"init.return": 999})
-    result = node.probe({"expected_count": "auto"}).collect()
-    assert [labels_of(s)["uuid"] for s in select(result, "gpu_up")] == [node.uuid(1)]
-    assert value(result, "gpu_expected_count") == 1
+    for expected in ("auto", 1):
+        node.memory.content = {}
+        result = node.probe({"expected_count": expected}).collect()
+        assert [labels_of(s)["uuid"] for s in select(result, "gpu_up")] == [node.uuid(1)]
+        assert value(result, "gpu_expected_count") == 1
 
 
 # How many should there be
@@ -555,6 +574,7 @@ def test_a_node_that_lost_all_its_gpus_says_so_and_is_not_absent(node: GpuNode) 
     node.change({"gpu.0.absent": 1, "gpu.1.absent": 1})
     result = node.probe({"expected_count": "auto"}, vm_size=VmSize("x", gpu_count=2)).collect()
     assert value(result, "gpu_count", source="nvml") == 0
+    assert value(result, "gpu_count", source="proc") == 0
     assert value(result, "gpu_expected_count") == 2
 
 

@@ -207,6 +207,13 @@ def test_an_empty_uuid_or_that_of_another_gpu_costs_one_gpu(node: GpuNode) -> No
         node.change({"gpu.2.uuid": uuid})
         result = node.probe().collect()
         assert_only_gpu_2_is_down(node, result, "unknown")
+        assert [device.address for device in result.devices] == [node.address(gpu) for gpu in range(4)]
+    node.memory.content = {}
+    information = [node.proc / f"driver/nvidia/gpus/{node.address(gpu)}/information" for gpu in (1, 2)]
+    information[1].write_text(information[0].read_text())
+    result = node.probe().collect()
+    assert value(result, "gpu_up", gpu="2", uuid="") == 0
+    assert [device.address for device in result.devices] == [node.address(gpu) for gpu in range(4)]
 
 
 def test_gpus_that_nothing_tells_apart_are_shown_by_their_indices(node: GpuNode) -> None:
@@ -243,7 +250,7 @@ def test_a_gpu_without_a_name_takes_none_of_another_that_is_missing(node: GpuNod
     assert addresses["", node.uuid(2)] == node.address(2)
 
 
-def test_gpus_without_uuid_and_index_are_told_and_not_shown_as_one(node: GpuNode) -> None:
+def test_gpus_without_uuid_that_nvml_does_not_list_are_counted_and_not_shown(node: GpuNode) -> None:
     node.load_module()
     node.change({"gpu.3.absent": 1, "gpu.count": 3})
     for gpu in (1, 2):
@@ -251,7 +258,79 @@ def test_gpus_without_uuid_and_index_are_told_and_not_shown_as_one(node: GpuNode
         node.change({f"gpu.{gpu}.absent": 1})
     result = node.probe().collect()
     assert by_gpu(result, "gpu_up") == {"0": 1, "": 0}
+    assert [what for what, _ in result.failures] == [f"GPU {node.uuid(3)}"]
     assert value(result, "gpu_expected_count") == 4
+
+
+def test_where_nvml_has_another_order_than_pci_a_refused_gpu_gets_no_label_of_another(node: GpuNode) -> None:
+    node.load_module()
+    node.change({f"gpu.{gpu}.pci": node.address(3 - gpu) for gpu in range(4)})
+    for gpu in range(4):
+        node.change({f"gpu.{gpu}.uuid": node.uuid(3 - gpu)})
+    refuse(node, 1, UNKNOWN)
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == {"0": 1, "": 0, "2": 1, "3": 1}
+    assert value(result, "gpu_up", gpu="", uuid=node.uuid(2)) == 0
+    node.memory.content = {}
+    forget_uuid(node, 2)
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == {"0": 1, "2": 1, "3": 1}
+    assert [what for what, _ in result.failures] == [f"GPU {node.address(2)}"]
+
+
+def test_a_gpu_that_tells_no_index_has_the_one_that_its_address_leaves(node: GpuNode) -> None:
+    node.load_module()
+    for fault in ("garbage", "return"):
+        node.memory.content = {}
+        node.change(
+            {"gpu.2.garbage.nvmlDeviceGetIndex": None, f"gpu.2.{fault}.nvmlDeviceGetIndex": 1 + (fault == "return")}
+        )
+        assert by_gpu(node.probe().collect(), "gpu_up") == dict.fromkeys("0123", 1)
+
+
+@pytest.mark.parametrize("code", [2, 6, 13])
+def test_a_gpu_with_a_handle_and_no_uuid_is_listed_whatever_the_code(node: GpuNode, code: int) -> None:
+    node.load_module()
+    node.change({"gpu.2.return.nvmlDeviceGetUUID": code})
+    assert_only_gpu_2_is_down(node, node.probe().collect(), "unknown")
+
+
+def test_an_index_that_nvml_refuses_is_not_shown_beside_the_gpu_that_it_may_be(node: GpuNode) -> None:
+    node.load_module()
+    node.change({f"gpu.2.return.{BY_ADDRESS}": NOT_FOUND, f"gpu.2.return.{BY_INDEX}": LOST})
+    result = node.probe().collect()
+    assert by_gpu(result, "gpu_up") == {"0": 1, "1": 1, "3": 1, "": 0}
+    assert value(result, "gpu_up", gpu="", uuid=node.uuid(2)) == 0
+    assert "GPU 2" in [what for what, _ in result.failures]
+
+
+def test_a_gpu_that_is_refused_at_its_new_address_is_one_when_it_answers_again(node: GpuNode) -> None:
+    node.load_module()
+    probe = node.probe()
+    probe.collect()
+    gpus = node.proc / "driver/nvidia/gpus"
+    (gpus / node.address(1)).rename(gpus / "0009:00:00.0")
+    (gpus / "0009:00:00.0/information").unlink()
+    node.change({"gpu.1.pci": "0009:00:00.0"})
+    refuse(node, 1, UNKNOWN)
+    assert value(node.tick(probe, 60), "gpu_up", uuid=node.uuid(1)) == 0
+    refuse(node, 1, None)
+    result = node.tick(probe, 15)
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+    assert result.failures == []
+
+
+def test_a_gpu_to_be_left_alone_is_so_though_nobody_tells_its_address(node: GpuNode) -> None:
+    node.change({f"gpu.{gpu}.return.nvmlDeviceGetPciInfo_v3": 3 for gpu in range(4)})
+    node.probe().collect()
+    fatal_if_touched(node, 2)
+    assert_only_gpu_2_is_down(node, node.probe(avoid={f"GPU {node.uuid(2)}": "hang"}).collect(), "timeout")
+
+
+def test_contact_with_a_gpu_to_be_left_alone_would_be_noticed(node: GpuNode) -> None:
+    fatal_if_touched(node, 2)
+    with pytest.raises(Outdated):
+        node.probe().collect()
 
 
 def forget_uuid(node: GpuNode, gpu: int) -> None:
@@ -267,6 +346,14 @@ def test_a_gpu_that_nvml_lists_at_no_address_that_the_system_shows_is_found(node
     result = node.probe().collect()
     assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
     assert [device.address for device in result.devices] == [node.address(gpu) for gpu in range(4)]
+    refuse(node, 2, UNKNOWN)
+    node.memory.content = {}
+    assert_only_gpu_2_is_down(node, node.probe().collect(), "unknown")
+    refuse(node, 2, None)
+    node.memory.content = {}
+    result = node.probe({"device_exclude": ("0",)}).collect()
+    assert by_gpu(result, "gpu_up") == {"1": 1, "2": 1, "3": 1}
+    assert value(result, "gpu_count", source="nvml") == 3
 
 
 def test_an_nvml_that_looks_up_no_address_is_asked_by_index(node: GpuNode) -> None:
@@ -287,6 +374,8 @@ def test_a_gpu_that_comes_back_at_another_address_is_the_same_and_has_the_new_on
     assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
     assert value(result, "gpu_info", gpu="1", pci_bus_id="0009:00:00.0") == 1
     assert result.devices[1].address == "0009:00:00.0"
+    node.change({"gpu.1.pci": "0008:00:00.0"})
+    assert value(node.tick(probe, 60), "gpu_info", gpu="1", pci_bus_id="0008:00:00.0") == 1
 
 
 def test_two_gpus_of_one_label_do_not_cost_each_other(node: GpuNode) -> None:
@@ -322,19 +411,20 @@ def test_a_gpu_is_called_the_same_when_it_comes_back_as_when_it_was_lost(node: G
 def count_look_ups(node: GpuNode, probe: Probe, patch: pytest.MonkeyPatch, ticks: int) -> int:
     """Return how often GPU 2 was looked up."""
     watch = Watch()
-    looked: list[str] = []
-    find = pynvml.nvmlDeviceGetHandleByPciBusId
+    looked: list[object] = []
+    finds = {name: getattr(pynvml, name) for name in ("nvmlDeviceGetHandleByPciBusId", "nvmlDeviceGetHandleByIndex")}
 
-    def look(address: str) -> Any:
-        looked.append(address)
-        return find(address)
+    def look(name: str, place: object) -> Any:
+        looked.append(place)
+        return finds[name](place)
 
     with patch.context() as patched:
-        patched.setattr(pynvml, "nvmlDeviceGetHandleByPciBusId", look)
+        for name in finds:
+            patched.setattr(pynvml, name, partial(look, name))
         for _ in range(ticks):
             node.clock.advance(5)
             probe.collector.collect(watch)
-    return looked.count(node.address(2))
+    return looked.count(node.address(2)) + looked.count(2)
 
 
 def test_a_handle_that_stays_refused_is_looked_up_less_and_less_often(
@@ -359,6 +449,7 @@ def test_a_gpu_that_is_lost_to_its_handle_gets_a_new_one_less_and_less_often(
     node.change({"gpu.2.return.nvmlDeviceGetTemperature": LOST})
     node.tick(probe)
     assert [count_look_ups(node, probe, monkeypatch, ticks) for ticks in (2, 1, 6, 12)] == [0, 1, 1, 1]
+    assert count_look_ups(node, probe, monkeypatch, 13) == 0
     node.change({"gpu.2.return.nvmlDeviceGetTemperature": None})
     assert by_gpu(node.tick(probe), "gpu_up") == dict.fromkeys("0123", 1)
     node.change({"gpu.2.return.nvmlDeviceGetTemperature": LOST})
@@ -387,6 +478,36 @@ def test_a_gpu_that_stays_lost_while_the_system_shows_it_is_looked_for_in_a_new_
         node.tick(probe)
 
 
+def test_a_gpu_that_comes_back_in_between_was_not_lost_for_long(node: GpuNode) -> None:
+    node.load_module()
+    node.plug_in()
+    probe = node.probe()
+    for code in (None, LOST, None, LOST):
+        node.change({"gpu.2.return.*": code})
+        for _ in range(8):
+            node.tick(probe)
+
+
+def test_a_gpu_that_is_left_alone_has_nobody_looked_up_more_often(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.load_module()
+    node.probe().collect()
+    probe = node.probe(avoid=avoiding(node, 1))
+    probe.collect()
+    assert count_look_ups(node, probe, monkeypatch, 11) == 0
+
+
+def test_a_gpu_that_is_read_already_gets_no_more_time_to_be_looked_up_again(node: GpuNode) -> None:
+    node.change({f"gpu.{gpu}.persistence_mode": 0 for gpu in range(4)})
+    probe = node.probe()
+    probe.collect()
+    watch = Watch()
+    node.clock.advance(60)
+    probe.collector.collect(watch)
+    assert {limit_s for _, limit_s in watch.announced} == {None}
+
+
 @pytest.mark.parametrize("shown_by", ["nobody", "pci", "proc"])
 def test_a_gpu_that_the_system_does_not_show_any_more_needs_no_new_process(node: GpuNode, shown_by: str) -> None:
     if shown_by == "pci":
@@ -409,6 +530,20 @@ def test_a_gpu_that_fails_for_another_reason_needs_no_new_process(node: GpuNode)
     node.change({"gpu.2.return.*": UNKNOWN})
     for _ in range(30):
         node.tick(probe)
+
+
+def test_counts_of_dropped_answers_are_saved_before_a_process_is_given_up(node: GpuNode) -> None:
+    node.load_module()
+    node.change({"gpu.2.garbage.nvmlDeviceGetUtilizationRates": 1})
+    probe = node.probe()
+    probe.collect()
+    for _ in range(5):
+        node.tick(probe)
+    node.load_module("580.65.06")
+    with pytest.raises(Outdated):
+        node.tick(probe)
+    result = node.probe().collect()
+    assert value(result, "gpu_invalid_samples_total", gpu="2", metric="gpu_utilization_ratio") == 7
 
 
 def test_counts_of_dropped_answers_are_saved_once_a_minute(node: GpuNode) -> None:
@@ -1133,6 +1268,18 @@ def test_a_source_that_cannot_be_read_is_absent_and_told(node: GpuNode) -> None:
     assert select(result, "gpu_count", source="pci") == {}
     assert [what for what, _ in result.failures] == ["PCI devices"]
     assert value(result, "gpu_count", source="nvml") == 4
+
+
+def test_a_listing_that_cannot_be_read_is_absent_though_nvml_is_down(node: GpuNode) -> None:
+    node.load_module()
+    shutil.rmtree(node.proc / "driver/nvidia/gpus")
+    shutil.rmtree(node.dev)
+    for loop in (node.proc / "driver/nvidia/gpus", node.dev):
+        loop.symlink_to(loop)
+    node.change({"init.return": 9})
+    result = node.probe().collect()
+    assert select(result, "gpu_count") == {}
+    assert [what for what, _ in result.failures] == ["driver/nvidia/gpus", "device nodes", "NVML"]
 
 
 def test_information_that_cannot_be_read_costs_one_gpu(node: GpuNode) -> None:

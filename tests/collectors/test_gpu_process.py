@@ -203,6 +203,25 @@ def test_a_library_that_is_replaced_is_used_at_once_and_without_a_gap(lane: Lane
     assert collect(remote).values.keys() == result.values.keys()
 
 
+def test_packages_that_were_upgraded_before_the_reboot_cost_no_value(lane: Lane) -> None:
+    """The new library would refuse to work with the module that is loaded, and the old one's file is gone."""
+    link = lane.library.with_name("link")
+    for version in ("570.133.20", "580.65.06"):
+        lane.library.rename(lane.library.with_name(f"libnvidia-ml.so.{version}"))
+        library.build(lane.library.parent, version=version)
+    link.symlink_to("libnvidia-ml.so.570.133.20")
+    remote = lane.start(nvml_library=str(link))
+    collect(remote)
+    usage[Gpu.name].restarts = 0
+    link.unlink()
+    link.symlink_to("libnvidia-ml.so.580.65.06")
+    assert by_gpu(collect(remote), "gpu_up") == ALL
+    assert usage[Gpu.name].restarts == 0
+    lane.node.load_module("580.65.06")
+    assert by_gpu(collect(remote), "gpu_up") == ALL
+    assert usage[Gpu.name].restarts == 1
+
+
 def test_a_library_that_is_gone_for_a_moment_is_used_on(lane: Lane) -> None:
     remote = lane.start()
     collect(remote)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
+import re
 from typing import NamedTuple
 
 SONAME = "libnvidia-ml.so.1"
 
+_VERSION = re.compile(r"\.so\.(\d+(?:\.\d+)+)$")
 _CACHE = "/etc/ld.so.cache"
 _FOLDERS = ("/usr/lib64", "/usr/lib", "/lib64", "/lib")  # those of ld.so(8)
 _CACHE_LIMIT = 16 << 20
@@ -38,7 +39,7 @@ def installed(library: str | None) -> bool:
     if library is not None:
         return os.path.exists(library)
     folders = [folder for folder in os.environ.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":") if folder]
-    folders += [*_FOLDERS, *(f"{folder}/{platform.machine()}-linux-gnu" for folder in ("/usr/lib", "/lib"))]
+    folders += [*_FOLDERS, *(f"{folder}/{os.uname().machine}-linux-gnu" for folder in ("/usr/lib", "/lib"))]
     if any(os.path.exists(f"{folder}/{SONAME}") for folder in folders):
         return True
     try:
@@ -67,3 +68,11 @@ def identity(path: str) -> Identity | None:
     except OSError:
         return None
     return Identity(status.st_dev, status.st_ino, status.st_mtime_ns)
+
+
+def version(path: str) -> str | None:
+    """Return the driver version in the name of the file behind a path (`libnvidia-ml.so.570.133.20`), as NVIDIA's
+    packages name it; None when the name has none.
+    """
+    match = _VERSION.search(os.path.realpath(path))
+    return match[1] if match else None
