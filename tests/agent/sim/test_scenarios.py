@@ -32,7 +32,7 @@ class Fabric:
         self.node = node
         self.clock = FakeClock()
         self.probe = Probe(
-            InfiniBand, sysfs=node.sys, procfs=node.proc, clock=self.clock, vm_size=node.vm_size, timeout_s=0.4
+            InfiniBand, sysfs=node.sys, procfs=node.proc, clock=self.clock, vm_size=node.vm_size, timeout_s=4.0
         )
 
     def at(self, t_s: float) -> dict[str, Any]:
