@@ -36,8 +36,8 @@ bench: venv ## Measure the agent's cost
 	$(BIN)/python -m tests.perf.bench
 
 .PHONY: demo
-demo: venv ## Show the agent at work on a simulated node: http://127.0.0.1:9753
-	@exec $(BIN)/hpcwatch demo
+demo: venv ## Show the agent at work on a simulated node, http://127.0.0.1:9753; ARGS="--scenario list" and the like
+	@exec $(BIN)/hpcwatch demo $(ARGS)
 
 .PHONY: clean
 clean: ## Remove all that these targets make

@@ -22,6 +22,6 @@ def advise(settings: Settings) -> list[str]:
         hint = f"; did you mean {near[0]}?" if near else ""
         lines.append(f"agent.sku: VM size {sku!r} is not in the table, so nothing is expected of this node{hint}")
     if settings.prometheus.compat:
-        lines.append("outputs.prometheus.compat: there are no metrics yet that other agents have names for")
+        lines.append("outputs.prometheus.compat: without effect yet; this version has its own names only")
     lines += [f"{path}: ignored, this version of hpcwatch does not have it" for path in settings.later]
     return lines

@@ -394,5 +394,11 @@ class Collector:
         """Say in a few words what `open` found, for people (`hpcwatch collectors`, the status page)."""
         return ""
 
+    def seen(self) -> bool:
+        """Say whether the last run saw the hardware itself. Not where it is merely expected, and missing: hardware that
+        was seen on this boot keeps its collector on.
+        """
+        return True
+
     def close(self) -> None:
         """Release descriptors. Called once, possibly never when the collector hangs."""

@@ -42,7 +42,8 @@ class ListenError(Exception):
 class Daemon:
     """Serves one engine until SIGTERM or SIGINT. `read_settings` reads the configuration again for SIGHUP.
 
-    `on_serving` is called once with the address and the port as soon as there are answers.
+    `on_serving` is called once with the address and the port as soon as there are answers. `reloads` False: there is no
+    configuration to change, and SIGHUP, as when a terminal is closed, ends it.
     The main thread never touches hardware and never waits for anything but its selector.
     """
 
@@ -51,10 +52,13 @@ class Daemon:
         engine: Engine,
         read_settings: Callable[[], Settings],
         on_serving: Callable[[str, int], None] = lambda _host, _port: None,
+        *,
+        reloads: bool = True,
     ) -> None:
         self._engine = engine
         self._read_settings = read_settings
         self._on_serving = on_serving
+        self._reloads = reloads
         self._at_start = _fixed_at_start(engine.settings)
         self._notifier = Notifier()
         self._selector = selectors.DefaultSelector()
@@ -110,7 +114,7 @@ class Daemon:
         signal.set_wakeup_fd(self._wake_out.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_stop)
-        signal.signal(signal.SIGHUP, self._on_reload)
+        signal.signal(signal.SIGHUP, self._on_reload if self._reloads else self._on_stop)
 
     def _on_stop(self, number: int, _: FrameType | None) -> None:
         self._stop = self._stop or signal.Signals(number).name  # told later: a signal handler must not log

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from functools import partial
 from pathlib import Path
@@ -46,6 +47,7 @@ class Engine:
     """Builds everything from settings and keeps it running. `start`, then `check` from one supervising thread.
 
     `look_once` runs every collector a single time and keeps no state. `only` limits the collectors by name.
+    `node` is what the node is called, if not by its host name.
     `child_setup` is what a collector's own process does first; it is pickled.
     """
 
@@ -58,7 +60,9 @@ class Engine:
         clock: Clock | None = None,
         look_once: bool = False,
         only: Collection[str] = (),
+        node: str = "",
     ) -> None:
+        self.node = node or socket.gethostname()
         self.settings = settings
         self.clock = SystemClock() if clock is None else clock
         self.reload_ok = True

@@ -137,7 +137,7 @@ class Job:
         if not batch.evicted:
             self.points = 0 if snapshot is None else len(snapshot.series)
             if snapshot is not None:
-                self.duration_s, self.last_success_at, self.was_present = duration_s, taken_at, True
+                self.duration_s, self.last_success_at = duration_s, taken_at
             self._emit(batch, emit)
             self._settle(state, reason, batch)
         self.runs += 1  # last: who sees the count sees the outcome
@@ -231,6 +231,7 @@ class Job:
             if self._may_conclude(batch) and self._found_due:
                 self.found = str(collector.found())  # only now: one in a child process did not know it before
                 self._found_due = False
+            self.was_present = self.was_present or bool(collector.seen())
             return JobState.OK, "", batch.finish(self.name, taken_at)
         except NotPresent as absence:
             if self._may_conclude(batch):

@@ -93,6 +93,7 @@ class Remote(Collector):
         self._avoiding: dict[str, str] = {}
         self._killed_on: str | None = None  # the device in hand when a child was killed last
         self._found = ""
+        self._seen = False
         self._rescan = True
 
     def open(self) -> None:
@@ -104,6 +105,10 @@ class Remote(Collector):
     def found(self) -> str:
         """Say what the child's `open` found."""
         return self._found
+
+    def seen(self) -> bool:
+        """Say whether the child's last run saw its hardware."""
+        return self._seen
 
     def collect(self, out: Out) -> None:
         """Ask the child for one run and pass it on. Raises what the collector raised, or WorkerError."""
@@ -258,7 +263,7 @@ class Remote(Collector):
             raise NotPresent(rest[0])
         if kind == "failed":
             raise CollectorError(rest[0])
-        known, new, ids, values, failures, events, devices, self._found, used = rest
+        known, new, ids, values, failures, events, devices, self._found, self._seen, used = rest
         self._usage.note(*used)
         series = run.child.series
         try:

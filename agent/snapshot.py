@@ -169,6 +169,7 @@ class Store:
     def __init__(self) -> None:
         self.inventory = Inventory()
         self._latest: dict[str, Snapshot] = {}
+        self._before: dict[str, Snapshot] = {}
         self._lock = threading.Lock()
         self.version = 0
 
@@ -177,6 +178,9 @@ class Store:
         with self._lock:
             if batch is not None and batch.evicted:
                 return False
+            former = self._latest.get(snapshot.source)
+            if former is not None:
+                self._before = {**self._before, snapshot.source: former}
             self._latest = {**self._latest, snapshot.source: snapshot}
             self.inventory.put(snapshot.source, snapshot.devices)
             self.version += 1
@@ -197,9 +201,15 @@ class Store:
         with self._lock:
             if source in self._latest:
                 self._latest = {name: snapshot for name, snapshot in self._latest.items() if name != source}
+                self._before = {name: snapshot for name, snapshot in self._before.items() if name != source}
                 self.version += 1
 
     def latest(self) -> tuple[int, Mapping[str, Snapshot]]:
         """Return the version and all snapshots by source."""
         with self._lock:
             return self.version, self._latest
+
+    def before(self, source: str) -> Snapshot | None:
+        """Return the snapshot that a source's latest one replaced, so that a reader can tell rates."""
+        with self._lock:
+            return self._before.get(source)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +81,7 @@ class WebApp:
     def _status(self, request: Request) -> Response:
         return _json(
             {
-                "node": socket.gethostname(),
+                "node": self._engine.node,
                 "version": __version__,
                 "collectors": collector_rows(self._engine, with_reason=request.trusted),
                 "outputs": [{"name": "prometheus", "state": "ok"}],
@@ -110,7 +109,7 @@ class WebApp:
         sku = engine.settings.agent.sku
         running = engine.collectors.items()
         facts = Facts(
-            node=socket.gethostname(),
+            node=engine.node,
             version=__version__,
             size="" if sku == "auto" else sku,
             snapshots=engine.store.latest()[1],

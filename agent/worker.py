@@ -126,6 +126,7 @@ class _Server:
             [_flat(event) for event in out.events],
             [(device.component, device.name, device.uuid, device.address) for device in out.devices],
             str(collector.found()),
+            bool(collector.seen()),
             (self._process.cpu_seconds(), self._process.resident_bytes()),
         )
 

@@ -92,7 +92,7 @@ class CollectorKeys:
     )
     timeout: Duration | None = field(
         default=None,
-        metadata={"help": "When the agent gives up on one collection; may exceed interval.", **_PACE},
+        metadata={"help": "When the agent gives up on one collection (gpu: on one GPU); may exceed interval.", **_PACE},
     )
 
 

@@ -64,7 +64,7 @@ class Server:
         self._listener = open_tcp(listen) if isinstance(listen, TcpAddress) else open_unix(listen)
         self._inode = _inode(self._path)
         self._spare = _open_spare()
-        self._shed_at_s = float("-inf")
+        self._shed_at_s = self._starved_at_s = float("-inf")
 
     @property
     def address(self) -> tuple[str, int]:
@@ -100,7 +100,8 @@ class Server:
         )
         try:
             threading.Thread(target=conversation.run, name="http", daemon=True).start()
-        except RuntimeError:  # no more threads
+        except RuntimeError as error:
+            self._tell_starved(error)
             self._links.drop(link)
             self._turn_away(sock)
 
@@ -128,6 +129,11 @@ class Server:
                 sock.send(_BUSY)
                 sock.shutdown(socket.SHUT_WR)
                 sock.recv(self._limits.head_bytes)  # unread data would make the close destroy the answer
+
+    def _tell_starved(self, error: RuntimeError) -> None:
+        if time.monotonic() - self._starved_at_s > TOLD_AGAIN_S:
+            self._starved_at_s = time.monotonic()
+            log.error("connections wait for a thread and are turned away: %s; see TasksMax and the pids limit", error)
 
     def _shed(self, error: OSError) -> None:
         """Free descriptors. Left in the queue, the connection would keep the caller's selector awake all the time."""

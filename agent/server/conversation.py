@@ -178,7 +178,7 @@ class Conversation(BaseHTTPRequestHandler):
         if self.headers.get("Transfer-Encoding") is not None:
             raise _Refused(HTTPStatus.NOT_IMPLEMENTED)
         if not length:
-            raise _Refused(HTTPStatus.LENGTH_REQUIRED)
+            return b""  # RFC 9112, 6.3: neither header is no body; `curl -X POST` sends none
         if not (length.isascii() and length.isdigit()):
             raise _Refused(HTTPStatus.BAD_REQUEST)
         if len(length) > len(str(self.limits.body_bytes)) or int(length) > self.limits.body_bytes:

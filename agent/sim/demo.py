@@ -20,7 +20,7 @@ from datetime import datetime
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from agent import __version__
 from agent.config import Sources, load
@@ -34,7 +34,6 @@ from agent.sim.scenarios import SCENARIOS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import FrameType
 
     from agent.api import Collector
     from agent.config.settings import Settings
@@ -48,6 +47,7 @@ _PACE = {
     "infiniband": {"interval": "5s", "slow_interval": "5s"},
     "gpu": {"interval": "2s", "slow_interval": "10s"},
 }
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _FOLDER_TRIES = 5
 _MEMORY = "/dev/shm"  # noqa: S108 - only a directory made safely below it is used
 
@@ -76,11 +76,8 @@ def run(
     Raises RefusedError, and ListenError where the port cannot be had.
     """
     try:
-        _interrupt_on_signals()
         with _folder() as folder:
             return _run_in(folder, wishes, plugins, child_setup, say)
-    except KeyboardInterrupt:  # before the daemon took the signals over
-        return 0
     except (UnknownSizeError, UnknownScenarioError) as mistake:
         raise RefusedError(str(mistake)) from mistake
 
@@ -110,7 +107,7 @@ def _run_in(
     plugins = {name: _OnSimulatedHost.of(plugin, node.host) for name, plugin in plugins.items()}
     read_settings = partial(_settings, folder, node, wishes.listen, list(plugins))
     setup = partial(childsetup.set_up, child_setup, node.nvml_state)
-    engine = Engine(read_settings(), plugins, child_setup=setup)
+    engine = Engine(read_settings(), plugins, child_setup=setup, node=f"simulated-{node.vm_size.name}")
     mover = _Mover(node, wishes.speed)
 
     def serving(host: str, port: int) -> None:
@@ -118,7 +115,7 @@ def _run_in(
         say(_announcement(node, wishes.speed, host, port))
 
     try:
-        return Daemon(engine, read_settings, serving).run()
+        return Daemon(engine, read_settings, serving, reloads=False).run()
     finally:
         mover.stop()
 
@@ -228,23 +225,32 @@ def _devices(size: str) -> str:
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    # In memory where that is possible and not decided otherwise: hundreds of files change every second.
-    memory = None if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK) else _MEMORY
-    folder = Path(tempfile.mkdtemp(prefix="hpcwatch-demo-", dir=memory))
+    """Make the node's folder, which goes with whatever ends the demo: the daemon takes the signals over later."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        # In memory where that is possible and not decided otherwise: hundreds of files change every second.
+        memory = None if "TMPDIR" in os.environ or not os.access(_MEMORY, os.W_OK) else _MEMORY
+        folder = Path(tempfile.mkdtemp(prefix="hpcwatch-demo-", dir=memory))
+        for number in _ENDING:
+            signal.signal(number, lambda _number, _frame: _leave(folder))
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         yield folder
     finally:
-        for _ in range(_FOLDER_TRIES):  # what still ends may write once more
-            shutil.rmtree(folder, ignore_errors=True)
-            if not folder.exists():
-                break
+        _remove(folder)
 
 
-def _interrupt_on_signals() -> None:
-    """Have the signals that end it raise KeyboardInterrupt, until the daemon takes them over."""
+def _leave(folder: Path) -> NoReturn:
+    # Not by an exception: whatever is being imported or made just now may catch it.
+    _remove(folder)
+    os._exit(0)
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, interrupt)
+def _remove(folder: Path) -> None:
+    for number in _ENDING:  # whoever is impatient must not leave half of it behind
+        signal.signal(number, signal.SIG_IGN)
+    for _ in range(_FOLDER_TRIES):  # what still ends may write once more
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            break

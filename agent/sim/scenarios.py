@@ -113,7 +113,7 @@ def _xid(node: SimNode) -> Actions:
 def _hca_hang(node: SimNode) -> Actions:
     port = node.ports[min(4, len(node.ports) - 1)]
     yield _start(node, 2)
-    yield Action(10, f"reads of {port.device} do not return any more", lambda: node.hang_adapter(port))
+    yield Action(10, f"reads of {port.device} do not return, for a minute", lambda: node.hang_adapter(port))
     yield Action(70, f"reads of {port.device} return again", port.release)
 
 

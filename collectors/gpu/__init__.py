@@ -124,6 +124,9 @@ class Gpu(Collector):
         version = self._connection.driver.version
         return f"{gpus}, driver {version}" if version else f"{gpus}, no NVML"
 
+    def seen(self) -> bool:
+        return not self._census.is_empty or bool(self._memory.entries)
+
     def close(self) -> None:
         with contextlib.suppress(NvmlError):  # the process ends, and with it whatever NVML holds
             self._connection.close()

@@ -129,6 +129,9 @@ class InfiniBand(Collector):
         of = "" if expected is None else f" of {expected} expected"
         return f"{len(self._fabric())} fabric ports{of} on {len(self._devices)} devices"
 
+    def seen(self) -> bool:
+        return bool(self._devices)
+
     def close(self) -> None:
         """Let go of the devices: descriptors go back when no read holds them any more."""
         self._devices.clear()

@@ -389,3 +389,20 @@ def test_failing_close_is_told_and_the_collector_is_gone_all_the_same(
     a.job.close()
     a.job.close()
     assert messages(caplog) == [("WARNING", "collector scripted: close failed: SystemExit: no")]
+
+
+def test_hardware_that_was_only_expected_does_not_count_as_seen(tmp_path: Path) -> None:
+    def is_absent(out: Out, series: Series) -> None:
+        raise NotPresent("nothing here")
+
+    a = bench(tmp_path)
+    a.run()
+    collector = a.job._collector
+    assert a.job.was_present
+    a.job.was_present = False
+    collector.seen = lambda: False  # type: ignore[union-attr, method-assign]
+    a.run()
+    assert (a.job.enabled, a.job.was_present) == (True, False)
+    collector.on_collect = is_absent  # type: ignore[union-attr]
+    a.run()
+    assert not a.job.enabled

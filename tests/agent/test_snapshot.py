@@ -246,3 +246,15 @@ class MuteError(Exception):
 )
 def test_error_is_described_in_one_phrase(error: Exception, text: str) -> None:
     assert describe(error) == text
+
+
+def test_snapshot_before_the_latest_is_kept_until_its_source_vanishes() -> None:
+    store = Store()
+    first, second = (Batch().finish("test", at_s) for at_s in (1.0, 2.0))
+    store.put(first)
+    assert store.before("test") is None
+    store.put(second)
+    assert store.before("test") is first
+    store.drop("test")
+    store.put(second)
+    assert store.before("test") is None, "what lies a failure apart tells no rate"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.api import Device, Kind, NotPresent, VmSize
+from agent.sim.harness import Probe
 from collectors.gpu import Gpu, Options, metrics
 from tests.collectors.gpunode import NO_LIBRARY, GpuNode, by_gpu, labels_of, names_of, select, untouched_binding, value
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.api import Value
-    from agent.sim.harness import Probe
 
 MIB = 1 << 20
 REASONS = (
@@ -581,3 +581,17 @@ def test_a_node_that_lost_all_its_gpus_says_so_and_is_not_absent(node: GpuNode) 
 def test_values_by_process_are_refused_while_there_are_none() -> None:
     with pytest.raises(ValueError, match="per_process"):
         Options(per_process=True)
+
+
+def test_gpus_that_are_merely_expected_are_not_seen(tmp_path: Path) -> None:
+    nothing = Probe(
+        Gpu, Options(nvml_library=str(tmp_path / "none"), expected_count=8), sysfs=tmp_path, procfs=tmp_path
+    )
+    assert value(nothing.collect(), "gpu_expected_count") == 8
+    assert not nothing.collector.seen()
+
+
+def test_gpus_that_are_there_are_seen(node: GpuNode) -> None:
+    probe = node.probe()
+    probe.collect()
+    assert probe.collector.seen()

@@ -523,3 +523,15 @@ def test_every_option_is_explained() -> None:
     fields = Options.__dataclass_fields__
     assert all(field.metadata["help"] for field in fields.values())
     assert Options().slow_interval == Duration(60)
+
+
+def test_ports_that_are_merely_expected_are_not_seen(tmp_path: Path) -> None:
+    (tmp_path / "class/infiniband").mkdir(parents=True)
+    size = VmSize("ND96asr_v4", fabric_ports=8)
+    probe = Probe(InfiniBand, sysfs=tmp_path, vm_size=size)
+    probe.collect()
+    assert not probe.collector.seen()
+    write_hca(tmp_path, "mlx5_ib0")
+    probe.open()
+    probe.collect()
+    assert probe.collector.seen()

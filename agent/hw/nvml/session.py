@@ -47,7 +47,7 @@ _TEXTS = {
     DRIVER_NOT_LOADED: "the driver is not loaded",
     TIMEOUT: "timeout",
     11: "interrupt problem",
-    LIBRARY_NOT_FOUND: "the library cannot be loaded",
+    LIBRARY_NOT_FOUND: "libnvidia-ml.so.1, which comes with the driver, cannot be loaded",
     FUNCTION_NOT_FOUND: "the library has no such function",
     14: "the infoROM is corrupted",
     GPU_IS_LOST: "the GPU is lost",

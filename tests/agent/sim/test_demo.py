@@ -151,7 +151,7 @@ def test_the_demo_says_what_it_is_and_what_will_happen(start: Callable[..., Demo
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_demo_cleanly_and_takes_its_folder_along(start: Callable[..., Demo], number: int) -> None:
     demo = start()
     demo.get("/metrics")
