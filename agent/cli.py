@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from agent import log
 from agent.arguments import EXIT_USAGE, complain, parser
 from agent.config.tree import ConfigError
+from agent.hw.process import share_one_heap
 from agent.registry import RegistryError, installed, refuse_strangers
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = _COMMANDS[options.verb]
     if command in {_run, _demo}:
         _end_early_on_signals()
+        share_one_heap()
     setup = partial(log.setup, options.log_level, options.log_format)
     setup()
     try:

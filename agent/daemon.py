@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 from agent import __version__
 from agent.address import parse_listen
 from agent.config.tree import ConfigError
-from agent.hw.process import give_memory_back, share_one_heap
+from agent.hw.process import give_memory_back
 from agent.notify import Notifier
 from agent.server import Server
 from agent.server.webconfig import WebConfig
@@ -74,7 +74,6 @@ class Daemon:
     def run(self) -> int:
         """Serve; return the exit status. Raises ListenError when the port is taken, WebConfigError for a web config."""
         self._take_signals()  # first: who sees the port may send one at once
-        share_one_heap()
         try:
             host, port = self._listen()
             self._engine.start()
