@@ -193,11 +193,15 @@ class Gpu(Collector):
         counts = self._census.counts(self._connection.count, is_up=is_up)
         for source, number in counts.items():
             out.add(self.ctx.series(metrics.COUNT, source), max(number - self._memory.excluded, 0))
-        named = [(entry.label, entry.uuid) for entry in self._fleet.entries]
+        entries = self._fleet.entries
+        named = [(entry.label, entry.uuid) for entry in entries if entry.uuid or entry.address]
+        indices = [(entry.label, "") for entry in entries if not entry.uuid and not entry.address]
         # What shows GPUs of others, too, does not tell how many there should be here.
-        ours = [number for source, number in counts.items() if not self._hidden or source not in {"pci", "proc"}]
+        # Nor does a number of NVML's alone.
+        others = {"nvml", "pci", "proc"} if self._hidden else {"nvml"}
+        ours = [number for source, number in counts.items() if source not in others]
         unnamed = max(max(ours, default=0) - self._memory.excluded - len(named), 0)
-        self._expectation.saw([*named, *[("", "")] * unnamed])
+        self._expectation.saw([*named, *[*indices, *[("", "")] * unnamed][:unnamed]])
         expected = self._expectation.count()
         if expected is not None:
             out.add(self.ctx.series(metrics.EXPECTED_COUNT), expected)

@@ -42,6 +42,11 @@ class Census:
         """Whether the kernel module may be asked: no process hung on that."""
         return DRIVER_FILES not in self._ctx.avoid
 
+    @property
+    def largest(self) -> int:
+        """How many GPUs the source with the most of them shows."""
+        return max(len(gpus or ()) for gpus in (self.pci, self.driver, self.nodes))
+
     def counts(self, nvml: int | None, *, is_up: bool) -> dict[str, int]:
         """Return how many GPUs each source shows, NVML among them; a source that cannot tell is left out.
 

@@ -30,6 +30,7 @@ class Entry:
     reason: str = ""
     trouble: str = ""
     is_listed: bool = False  # by NVML, when it was looked up last
+    other_uuid: str = ""  # what NVML told last in place of its UUID, and was not believed
     lost_since_s: float | None = None
     look_at_s: float = float("-inf")
     wait_s: float = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -25,6 +26,8 @@ UNKNOWN = "unknown"
 # Of a look-up by address: NVML lists no GPU there, or does not look up by address.
 NOT_LISTED = frozenset({session.INVALID_ARGUMENT, session.NOT_FOUND, session.FUNCTION_NOT_FOUND, session.GPU_NOT_FOUND})
 
+_UUID = re.compile(r"[!#-&(-;=?-_a-~]{1,96}")  # printable ASCII; no blank, quote or angle bracket
+
 _REASONS = {
     session.GPU_IS_LOST: "gpu_lost",
     session.NOT_FOUND: "gpu_lost",
@@ -38,6 +41,11 @@ _REASONS = {
 def reason_of(error: NvmlError) -> str:
     """Return the `reason` of `gpu_error` for what NVML answered."""
     return _REASONS.get(error.code, UNKNOWN)
+
+
+def is_uuid(text: str) -> bool:
+    """Say whether a text can be a UUID: what a driver answers in its place would make a GPU of its own."""
+    return _UUID.fullmatch(text) is not None
 
 
 class Sighting(NamedTuple):
@@ -86,8 +94,8 @@ class Lookup:
         if isinstance(uuid, NvmlError):
             is_listed = uuid.code in NOT_LISTED  # for there is a handle
             return NvmlError(uuid.call, session.UNKNOWN, uuid.text) if is_listed else uuid
-        if not uuid.strip():
-            return refusal_of("an empty UUID")
+        if not is_uuid(uuid):
+            return refusal_of(f"no UUID but {len(uuid)} other characters" if uuid.strip() else "an empty UUID")
         index = _attempt(partial(gpu.ask, calls.INDEX))
         return Sighting(gpu, uuid, index if isinstance(index, int) and 0 <= index < self._count else None)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.hw import nvidia
-from agent.hw.nvml.session import NvmlError
+from agent.hw.nvml.session import INVALID_ARGUMENT, NvmlError
 from collectors.gpu.entry import Entry, device_name
-from collectors.gpu.lookup import NOT_LISTED, Lookup, Sighting, reason_of, refusal_of
+from collectors.gpu.lookup import NOT_LISTED, Lookup, Sighting, is_uuid, reason_of, refusal_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,11 +52,13 @@ class Survey:
         self._out = out
         # The index that each would have if NVML listed all, which is what the configuration judges it by.
         self._ranks = {address: str(rank) for rank, address in enumerate(listing.addresses)}
+        self._hidden = listing.hidden
         self._listed: set[str] = set()  # addresses of GPUs that NVML lists
         self._answered: set[str] = set()  # addresses of those that were found
         self._indices: set[int] = set()  # of those that were found
         self._refused: dict[str, NvmlError] = {}  # by address, of those that NVML lists and gives no handle of
         self._settled: set[Entry] = set()  # without a handle, for a reason that is known
+        self._doubted: set[Entry] = set()  # told under another UUID, for the first time
         self._unseen = 0  # kept out by their index, and so not looked up
         self._kept_out: set[str] = set()  # UUIDs kept out by what was told
 
@@ -69,6 +71,7 @@ class Survey:
         if len(self._listed) < count:
             self._visit_by_index(lookup, count)
         self._label_by_rank(count)
+        self._forget_uncounted(count)
         self._memory.excluded = self._unseen + len(self._kept_out)
         for entry in self._memory.entries:
             if entry.uuid not in self.handles and entry not in self._settled and not self._left_alone(entry):
@@ -102,6 +105,8 @@ class Survey:
             found = lookup.at_address(address, entry)
             if isinstance(found, Sighting) and self._is_repeated(found, entry):
                 found = refusal_of(f"{found.uuid} is another GPU's")
+            elif isinstance(found, Sighting) and entry is not None and self._is_doubtful(found, entry):
+                found = _other_uuid(found, entry)
             if isinstance(found, Sighting):
                 self._listed.add(address)
                 self._meet(found, address)
@@ -114,6 +119,19 @@ class Survey:
         other = self._memory.by_uuid(found.uuid)
         is_elsewhere = other is not None and other is not at_address and other.address in self._ranks
         return found.uuid in self.handles or is_elsewhere
+
+    def _is_doubtful(self, found: Sighting, at_address: Entry) -> bool:
+        """Say whether a known GPU is told under a UUID that nobody has, and was not when it was looked up before.
+
+        A GPU that was replaced tells its UUID again; a garbled one is told once.
+        """
+        if at_address.uuid in {"", found.uuid} or self._memory.by_uuid(found.uuid) is not None:
+            at_address.other_uuid = ""
+            return False
+        if at_address.other_uuid != found.uuid:
+            at_address.other_uuid = found.uuid
+            self._doubted.add(at_address)
+        return at_address in self._doubted
 
     def _meet(self, found: Sighting, address: str) -> None:
         """Take in a GPU that was found at an address, which is empty where nobody tells it."""
@@ -163,29 +181,58 @@ class Survey:
                 if isinstance(found, Sighting) and found.uuid in self.handles:
                     found = refusal_of(f"{found.uuid} is another GPU's")
                 if isinstance(found, Sighting):
-                    address = lookup.address_of(found)
-                    self._listed.update([address] if address else [])
-                    self._meet(found, address)
+                    self._meet_by_index(found, lookup.address_of(found))
                 else:
                     failing[index] = found
         self._take_in_failing(failing)
 
+    def _meet_by_index(self, found: Sighting, address: str) -> None:
+        self._listed.update([address] if address else [])
+        at_address = self._memory.by_address(address)
+        if at_address is not None and self._is_doubtful(found, at_address):
+            self._refuse(at_address, _other_uuid(found, at_address))
+        else:
+            self._meet(found, address)
+
     def _take_in_failing(self, failing: Mapping[int, NvmlError]) -> None:
-        """Take in the indices that NVML refuses, unless they are GPUs that are known: whose is not known then."""
+        """Take in the indices that NVML refuses, unless they are GPUs that are known: whose is not known then.
+
+        Nor is one taken in that NVML alone counts: all that the system shows are known, or where it shows nothing,
+        NVML itself says that there is no such index.
+        """
         silent = [e for e in self._memory.entries if e.uuid not in self.handles and not self._left_alone(e)]
         whose = {
             entry.label: entry for entry in silent if not (entry.address and entry.uuid) and entry.label.isdecimal()
         }
         others = {index: error for index, error in failing.items() if str(index) not in whose}
         are_known = len(others) <= sum(bool(entry.address) for entry in silent)
+        room = self._nameless_room()
         for index, error in failing.items():
             if index not in others:
                 self._refuse(whose[str(index)], error)
-            elif are_known:
+            elif are_known or room == 0 or (room is None and error.code == INVALID_ARGUMENT):
                 self._out.failed(device_name(str(index)), error)
             else:
+                room = None if room is None else room - 1
                 self._memory.entries.append(Entry(str(index), ""))
                 self._refuse(self._memory.entries[-1], error)
+
+    def _nameless_room(self) -> int | None:
+        """Return how many GPUs of ours the system shows beside those that are known; None where it shows none."""
+        shown = self._census.largest - self._hidden
+        known = self._unseen + len(self._kept_out) + sum(not self._is_gone(entry) for entry in self._memory.entries)
+        return max(shown - known, 0) if shown else None
+
+    def _is_gone(self, entry: Entry) -> bool:
+        shown = {*(self._census.pci or ()), *(self._census.driver or ())}
+        return bool(shown) and bool(entry.address) and entry.uuid not in self.handles and entry.address not in shown
+
+    def _forget_uncounted(self, count: int) -> None:
+        """Forget GPUs of which no more than an index was ever known, and which NVML does not count any more."""
+        counted = set(map(str, range(count)))
+        for entry in list(self._memory.entries):
+            if not (entry.uuid or entry.address or entry.label in counted or self._left_alone(entry)):
+                self._memory.entries.remove(entry)
 
     # Without a handle
 
@@ -197,7 +244,8 @@ class Survey:
             is_named = entry is not None and bool(entry.uuid)
             if not is_named and address not in self._answered and not self._is_kept_out(address):
                 unknown.append(address)
-        told = {gpu.address: gpu.uuid for gpu in self._census.describe(self._out, unknown)}
+        described = self._census.describe(self._out, unknown)
+        told = {gpu.address: gpu.uuid for gpu in described if gpu.uuid is not None and is_uuid(gpu.uuid)}
         for address in unknown:
             self._take_in_unseen(address, told.get(address))
         for address, error in self._refused.items():
@@ -247,3 +295,7 @@ class Survey:
 
     def _rests(self, entry: Entry) -> bool:
         return bool(entry.reason) and not entry.is_due(self._now_s + self._slack_s)
+
+
+def _other_uuid(found: Sighting, known: Entry) -> NvmlError:
+    return refusal_of(f"{found.uuid}, and not {known.uuid} as before")

@@ -405,6 +405,158 @@ def test_a_gpu_is_called_the_same_when_it_comes_back_as_when_it_was_lost(node: G
     assert kinds(node.tick(node.probe())) == [("gpu_lost", node.uuid(3))]
 
 
+# Who is not
+
+
+AUTO = {"expected_count": "auto"}
+
+
+def count_as(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Have NVML count so many GPUs, whatever it lists."""
+    patch.setattr(pynvml, "nvmlDeviceGetCount", lambda: number)
+
+
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_a_count_that_is_wrong_once_makes_no_gpu_and_is_not_expected(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch, *, is_shown: bool
+) -> None:
+    if is_shown:
+        node.load_module()
+        node.plug_in()
+    probe = node.probe(AUTO)
+    probe.collect()
+    with monkeypatch.context() as patch:
+        count_as(patch, 5)
+        for result in (node.tick(probe), node.probe(AUTO).collect(), node.probe(AUTO, run_id="two").collect()):
+            assert value(result, "gpu_count", source="nvml") == 5
+            assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+            assert value(result, "gpu_expected_count") == 4
+            assert [what for what, _ in result.failures] == ["GPU 4"]
+    for result in (node.tick(probe), node.probe(AUTO).collect()):
+        assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+        assert value(result, "gpu_expected_count") == 4
+        assert result.failures == []
+
+
+@pytest.mark.parametrize("source", ["proc", "dev"])
+def test_an_index_that_nvml_alone_counts_is_no_gpu_whatever_it_answers(node: GpuNode, source: str) -> None:
+    node.load_module()
+    if source == "proc":
+        shutil.rmtree(node.dev)
+        shutil.rmtree(node.proc / f"driver/nvidia/gpus/{node.address(3)}")
+    else:
+        shutil.rmtree(node.proc / "driver")
+        (node.dev / "nvidia3").unlink()
+    node.change({f"gpu.3.return.{BY_INDEX}": LOST, f"gpu.3.return.{BY_ADDRESS}": NOT_FOUND})
+    result = node.probe(AUTO).collect()
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("012", 1)
+    assert value(result, "gpu_expected_count") == 3
+
+
+def test_gpus_of_others_are_not_taken_for_one_that_nvml_alone_counts(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.load_module()
+    for gpu in (2, 3):
+        (node.dev / f"nvidia{gpu}").unlink()
+        node.change({f"gpu.{gpu}.absent": 1})
+    count_as(monkeypatch, 3)
+    result = node.probe(AUTO).collect()
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("01", 1)
+    assert value(result, "gpu_expected_count") == 2
+
+
+def test_where_the_system_shows_no_gpu_one_that_nvml_says_is_lost_is_shown(node: GpuNode) -> None:
+    node.dev.mkdir()
+    refuse(node, 3, LOST)
+    assert value(node.probe().collect(), "gpu_up", gpu="3", uuid="") == 0
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_a_gpu_without_a_name_that_the_system_counts_is_one_and_is_expected(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    node.load_module()
+    shutil.rmtree(node.proc / "driver")
+    refuse(node, 3, LOST)
+    count_as(monkeypatch, count)
+    result = node.probe(AUTO).collect()
+    assert by_gpu(result, "gpu_up") == {"0": 1, "1": 1, "2": 1, "3": 0}
+    assert value(result, "gpu_up", gpu="3", uuid="") == 0
+    assert value(result, "gpu_expected_count") == 4
+
+
+def test_a_gpu_of_which_only_its_index_was_known_is_forgotten_when_nvml_does_not_count_it(node: GpuNode) -> None:
+    refuse(node, 3, LOST)
+    probe = node.probe(AUTO)
+    assert value(probe.collect(), "gpu_up", gpu="3", uuid="") == 0
+    node.change({"gpu.3.absent": 1})
+    for result in (node.tick(probe), node.probe(AUTO).collect()):
+        assert by_gpu(result, "gpu_up") == dict.fromkeys("012", 1)
+        assert value(result, "gpu_expected_count") == 3
+
+
+@pytest.mark.parametrize(
+    "uuid", ["GPU-a\x01b", "GPU-a b", "<b>GPU</b>", 'GPU-"', "GPU-'", "GPU-`", "GPU-\u00e9", "\x7f", "G" * 97]
+)
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_uuid_that_cannot_be_one_makes_no_gpu(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch, uuid: str, times: int
+) -> None:
+    node.load_module()
+    probe = node.probe(AUTO)
+    probe.collect()
+    tell, true = pynvml.nvmlDeviceGetUUID, node.uuid(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: uuid if tell(handle) == true else tell(handle))
+        for _ in range(times):
+            assert_only_gpu_2_is_down(node, node.tick(probe, 60), "unknown")
+    result = node.tick(probe, 600)
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+    assert value(result, "gpu_expected_count") == 4
+
+
+@pytest.mark.parametrize("uuid", ["GPU-0", "GPU-aaaa", "G" * 96, "MIG-GPU-{a}/1/0_~!"])
+def test_a_long_uuid_or_one_of_other_signs_is_believed(
+    node: GpuNode, monkeypatch: pytest.MonkeyPatch, uuid: str
+) -> None:
+    tell, true = pynvml.nvmlDeviceGetUUID, node.uuid(2)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", lambda handle: uuid if tell(handle) == true else tell(handle))
+    assert value(node.probe().collect(), "gpu_up", gpu="2", uuid=uuid) == 1
+
+
+def test_a_uuid_of_the_kernel_module_that_cannot_be_one_makes_no_gpu(node: GpuNode) -> None:
+    node.load_module()
+    information = node.proc / f"driver/nvidia/gpus/{node.address(2)}/information"
+    information.write_text(f"GPU UUID: \t <b>{'x' * 200}\nDevice Minor: \t 2\n")
+    refuse(node, 2, LOST)
+    assert value(node.probe().collect(), "gpu_up", gpu="2", uuid="") == 0
+
+
+@pytest.mark.parametrize("by_index", [True, False])
+def test_another_uuid_at_the_address_of_a_known_gpu_is_believed_when_it_is_told_again(
+    node: GpuNode, *, by_index: bool
+) -> None:
+    if by_index:
+        node.change({f"gpu.{gpu}.return.{BY_ADDRESS}": 13 for gpu in range(4)})
+    probe = node.probe(AUTO)
+    probe.collect()
+    for garbled in ("GPU-garbled", "GPU-garbled-too"):
+        node.change({"gpu.2.uuid": garbled})
+        result = node.tick(probe, 60)
+        assert_only_gpu_2_is_down(node, result, "unknown")
+    node.change({"gpu.2.uuid": node.uuid(2)})
+    result = node.tick(probe, 60)
+    assert by_gpu(result, "gpu_up") == dict.fromkeys("0123", 1)
+    node.change({"gpu.2.uuid": "GPU-garbled-too"})
+    assert_only_gpu_2_is_down(node, node.tick(probe, 60), "unknown")
+    result = node.tick(probe, 60)
+    assert value(result, "gpu_up", uuid="GPU-garbled-too") == 1
+    assert value(result, "gpu_error", uuid=node.uuid(2), reason="gpu_lost") == 1
+    for answer in (node.tick(probe, 60), node.tick(probe, 60)):
+        assert value(answer, "gpu_up", uuid="GPU-garbled-too") == 1
+
+
 # How often
 
 
@@ -793,7 +945,9 @@ def test_a_gpu_is_left_alone_also_when_the_numbers_have_changed(node: GpuNode) -
 def test_another_gpu_at_the_address_of_one_that_is_looked_for_is_not_taken_for_it(node: GpuNode) -> None:
     node.probe().collect()
     node.change({"gpu.0.absent": 1, "gpu.1.uuid": "GPU-another"})
-    result = node.probe(avoid=avoiding(node, 2)).collect()
+    probe = node.probe(avoid=avoiding(node, 2))
+    assert reasons(probe.collect()) == {"0": "gpu_lost", "1": "unknown", "2": "timeout"}
+    result = node.tick(probe, 15)
     assert reasons(result) == {"0": "gpu_lost", "1": "gpu_lost", "2": "timeout"}
     assert value(result, "gpu_up", uuid="GPU-another") == 1
     assert value(result, "gpu_up", uuid=node.uuid(1)) == 0

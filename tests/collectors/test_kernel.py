@@ -14,14 +14,17 @@ from agent.api import Device, Event, NotPresent, Severity
 from agent.sim.clock import FakeClock
 from agent.sim.harness import MemoryState, Probe, Result
 from collectors.kernel import Kernel, Options, metrics
-from collectors.kernel.folding import Folding
-from collectors.kernel.lines import read
+from collectors.kernel.folding import STORMS_LIMIT, Folding
+from collectors.kernel.ledger import Ledger
+from collectors.kernel.lines import FallenOff, FallingOff, Killed, OomKill, Xid, read
+from collectors.kernel.moments import Moment
 from tests.agent.kit import hangs, recovers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from agent.api import Value
+    from collectors.kernel.lines import Fact
 
 UPTIME_S = 10_000.0
 WALL_S = 1_800_000_000.0
@@ -715,6 +718,27 @@ def test_the_driver_is_not_asked_for_what_others_have_told(node: Node, by: str) 
     assert [what for what, _ in probe.collect().failures] == ["GPU 0003:00:00.0"]
 
 
+def test_the_drivers_gpus_are_listed_once_however_many_there_are(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    addresses = [gpu_at(number) for number in range(1, 31)]
+    for number, address in enumerate(addresses):
+        node.driver_gpu(address, f"GPU-{number}")
+    for address in addresses[20:]:
+        (node.proc / "driver/nvidia/gpus" / address / "information").unlink()
+    listed: list[str] = []
+    scandir = os.scandir
+
+    def listing(path: str) -> Iterator[os.DirEntry[str]]:
+        listed.append(str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", listing)
+    node.devices = []
+    node.probe().collect()
+    assert listed == [str(node.proc / "driver/nvidia/gpus")]
+    uuids = node.state.content["gpus"]["uuids"]
+    assert uuids == {address: f"GPU-{number}" for number, address in enumerate(addresses[:20])}
+
+
 def test_a_gpu_told_without_a_name_is_called_by_its_address(tmp_path: Path) -> None:
     node = Node(tmp_path, [Device("gpu", "", UUID0, GPU0)])
     node.log(xid(GPU0, 31))
@@ -842,6 +866,73 @@ def test_a_kill_told_before_and_after_a_restart_is_one(node: Node) -> None:
     assert series(node.probe().collect(), "kernel_oom_kills_total") == {'{scope="memcg"}': 1}
 
 
+class Watched(float):
+    """A time since boot that counts how often another one is held against it."""
+
+    compared = 0
+
+    def __sub__(self, other: float) -> float:
+        Watched.compared += 1
+        return float(self) - other
+
+
+def gpu_at(number: int) -> str:
+    return f"{number:04x}:00:00.0"
+
+
+@pytest.mark.parametrize(
+    "fact",
+    [
+        lambda number: OomKill("global", str(number), "x", ""),
+        lambda number: Killed("global", str(number), "x"),
+        lambda number: Xid(gpu_at(number), 79),
+        lambda number: FallenOff(gpu_at(number)),
+        lambda number: FallingOff(gpu_at(number)),
+    ],
+    ids=["oom-kill", "killed", "xid", "fallen", "falling"],
+)
+@pytest.mark.parametrize("step_s", [0.0, 0.005, 1.0])
+def test_what_a_line_costs_does_not_depend_on_how_many_others_there_were(
+    fact: Callable[[int], Fact], step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Watched, "compared", 0)
+    ledger = Ledger()
+    for number in range(5000):
+        ledger.take(fact(number), Moment(WALL_S, Watched(number * step_s), 0.0))
+    assert Watched.compared <= 5 * 5000
+
+
+def test_processes_and_gpus_without_number_are_counted_and_only_the_latest_kept(node: Node) -> None:
+    node.log(*(OOM.replace("17898", str(number)) for number in range(3000)))
+    node.log(*(xid(gpu_at(number), 79) for number in range(3000)))
+    node.log(*(f"NVRM: The NVIDIA GPU {gpu_at(number)}" for number in range(3000)))
+    result = node.probe().collect()
+    assert series(result, "kernel_oom_kills_total") == {'{scope="memcg"}': 3000}
+    assert sum(xids(result).values()) == 3000
+    kept = node.state.content["ledger"]
+    latest = range(1000, 3000)
+    assert list(kept["dying"]) == [str(number) for number in latest]
+    assert [address for address, *_ in kept["lost"]] == [gpu_at(number) for number in latest]
+    assert [address for address, *_ in kept["falling"]] == [gpu_at(number) for number in latest]
+
+
+def test_a_name_that_comes_again_is_among_the_latest(node: Node) -> None:
+    numbers = [0, *range(1, 2000), 0, 2000]
+    node.log(*(OOM.replace("17898", str(number)) for number in numbers))
+    node.log(*(KILLED.replace("17898", str(number)) for number in (0, 1)))
+    result = node.probe().collect()
+    assert series(result, "kernel_oom_kills_total") == {'{scope="memcg"}': len(numbers) + 1}
+
+
+def test_a_line_with_another_time_does_not_make_an_old_one_new(node: Node) -> None:
+    node.log(OOM, at_s=100)
+    node.log(OOM.replace("17898", "2"), at_s=190)
+    node.log(OOM.replace("17898", "3"), at_s=131)
+    node.log(OOM.replace("17898", "4"), at_s=189)
+    node.log(KILLED.replace("17898", "3"), at_s=249)
+    assert series(node.probe().collect(), "kernel_oom_kills_total") == {'{scope="memcg"}': 5}
+
+
 def test_a_task_of_any_name_is_told(node: Node) -> None:
     node.log(
         OOM.replace("task=python3,", "task=a,b=c,uid=1,pid=2,"),
@@ -954,7 +1045,7 @@ def test_a_record_written_while_it_is_read_is_not_in_the_future(node: Node) -> N
     assert node.probe().collect().events[0].time == WALL_S
 
 
-@pytest.mark.parametrize("content", [None, "", "nan 1", "x"])
+@pytest.mark.parametrize("content", [None, "", "nan 1", "x", "inf 1", "-1 1", "1e300 1", "1e18 1", "10000000001 1"])
 def test_without_an_uptime_the_time_is_that_of_reading(node: Node, content: str | None) -> None:
     if content is None:
         (node.proc / "uptime").unlink()
@@ -1028,6 +1119,23 @@ def test_storms_that_are_over_are_forgotten() -> None:
     assert len(folding._storms) == 100
     assert folding.due(600.0) == []
     assert folding._storms == {}
+
+
+def test_of_storms_without_number_the_one_that_was_quiet_longest_is_over_and_nothing_it_held_is_lost() -> None:
+    folding = Folding()
+    event = Event("kind", Severity.INFO, "kernel", "message")
+    events: list[Event] = []
+    for number in range(3000):
+        for _ in range(12):
+            events += folding.take(str(number), number / 100, lambda: event)
+        events += folding.take("lasting", number / 100, lambda: event)
+        assert len(folding._storms) <= STORMS_LIMIT
+    assert len(folding._storms) == STORMS_LIMIT
+    lasting = folding._storms["lasting"]
+    assert (lasting.given, lasting.held) == (10, 2990)
+    events += folding.end()
+    assert sum(int(event.labels.get("count", "1")) for event in events) == 3000 * 13
+    assert len(events) == 3000 * 11 + 11
 
 
 def test_a_storm_read_late_is_told_by_the_times_of_its_records(node: Node) -> None:

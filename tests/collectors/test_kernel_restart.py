@@ -299,6 +299,25 @@ def test_a_damaged_memory_is_no_memory(node: Node, part: str, damage: object) ->
     assert everything(node.probe().collect()) == everything(first)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [("overruns",), ("hung_tasks",), ("oom_kills", "memcg"), ("stalls", "rcu"), ("xids", 0, 3), ("sxids", 0, 4)],
+)
+@pytest.mark.parametrize(("total", "is_usable"), [(2**63, True), (2**63 + 1, False), (10**400, False)])
+def test_a_total_that_nobody_can_have_counted_to_is_no_memory(
+    node: Node, path: tuple[Any, ...], total: int, *, is_usable: bool
+) -> None:
+    node.log(*FACTS)
+    first = node.probe().collect()
+    inner = node.state.content["ledger"]
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = total
+    again = node.probe().collect()
+    assert (total in again.values.values()) == is_usable
+    assert (everything(again) == everything(first)) == (not is_usable)
+
+
 def leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     items = content.items() if isinstance(content, dict) else enumerate(content) if isinstance(content, list) else ()
     for key, value in items:
