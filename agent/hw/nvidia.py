@@ -89,7 +89,9 @@ def driver_addresses(proc: str | os.PathLike[str]) -> list[str]:
 def driver_gpu(proc: str | os.PathLike[str], at: str) -> DriverGpu:
     """Return what the kernel module tells of the GPU at this address. Raises OSError. May wait for a sick GPU."""
     directory = os.path.join(proc, "driver/nvidia/gpus")
-    name = next((name for name in entries(directory) if address(name) == at), at)
+    name = at
+    if not os.path.lexists(f"{directory}/{at}"):  # the module's own spelling is nearly always ours: no need to list
+        name = next((name for name in entries(directory) if address(name) == at), at)
     try:
         content = read_text(f"{directory}/{name}/information")
     except _ABSENT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 ALONE = 10
 TOGETHER_S = 60.0
 QUIET_S = 600.0  # after this long without a fact its next ones are reported alone again
+STORMS_LIMIT = 1000  # at a time; a log that tells of more is damaged, and the one that was quiet longest is over
 KEPT = 200  # storms over a restart, the latest; of more at a time their last facts are only counted
 
 
@@ -31,14 +33,17 @@ class Folding:
     """Decides which facts become events, by what they have in common. All times are seconds since boot."""
 
     def __init__(self) -> None:
-        self._storms: dict[str, _Storm] = {}
+        self._storms: OrderedDict[str, _Storm] = OrderedDict()  # the one that had a fact last is the last
 
     def take(self, key: str, at_s: float, make: Callable[[], Event]) -> list[Event]:
         """Take a fact; return the events that are due now. One that stands for several has the label `count`."""
-        storm = self._storms.get(key)
+        storm = self._storms.pop(key, None)
         if storm is None or at_s - storm.seen_at_s >= QUIET_S:
+            if storm is None and len(self._storms) >= STORMS_LIMIT:
+                _, storm = self._storms.popitem(last=False)
             self._storms[key] = _Storm(1, at_s, at_s)
             return [*([] if storm is None else _release(storm, at_s)), make()]
+        self._storms[key] = storm
         storm.seen_at_s = at_s
         if storm.given < ALONE:
             storm.given += 1

@@ -6,7 +6,7 @@ Totals of GPUs stand by PCI address: what a GPU is called may become known later
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from collectors.kernel.lines import (
     FallenOff,
@@ -20,6 +20,7 @@ from collectors.kernel.lines import (
     Sxid,
     Xid,
 )
+from collectors.kernel.recent import Recent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +35,7 @@ SAME_MESSAGE_S = 60.0  # lines that belong together are not further apart
 SCOPES = ("memcg", "global")
 STALLS = ("soft_lockup", "hard_lockup", "rcu")
 RESULTS = ("matched", "unmatched", "ignored", "error")
+TOTAL_LIMIT = 2**63  # no machine counts as far; a total that is read back above it is damaged
 KEYS_LIMIT = 2000  # of addresses and codes; no node has as many, a damaged log may
 CLOCK_SET_S = 1.0  # by which the wall clock must move before the times of what was counted move with it
 
@@ -60,9 +62,9 @@ class Ledger:
         self.stalls = dict.fromkeys(STALLS, 0)
         self.records = dict.fromkeys(RESULTS, 0)
         self.overruns = 0
-        self._lost: dict[str, tuple[float, bool]] = {}  # by address: seconds since boot, and whether an XID told it
-        self._falling: list[tuple[str, float]] = []  # addresses whose second and third line are to come
-        self._dying: dict[str, float] = {}  # process ids whose second line is to come
+        self._lost: Recent[bool] = Recent(SAME_LOSS_S)  # addresses, and whether an XID told it
+        self._falling: Recent[Literal[True]] = Recent(SAME_MESSAGE_S)  # addresses whose last line is to come
+        self._dying: Recent[Literal[True]] = Recent(SAME_MESSAGE_S)  # process ids whose second line is to come
 
     def set_clock(self, now: Moment) -> None:
         """Take over a wall clock that was set. One that only seems to move, between two readings, moves no time."""
@@ -77,7 +79,8 @@ class Ledger:
         if isinstance(fact, GpuNamed | FollowUp):
             return None
         if isinstance(fact, FallingOff):
-            self._falling = [*_recent(self._falling, boot_s), (fact.address, boot_s)]
+            self._falling.oldest(boot_s)
+            self._falling.put(fact.address, boot_s, value=True)
             return None
         if isinstance(fact, FallenOff):
             return self._take_fallen(fact, written)
@@ -108,9 +111,9 @@ class Ledger:
             "stalls": self.stalls,
             "records": self.records,
             "overruns": self.overruns,
-            "lost": [[address, at_s, by_xid] for address, (at_s, by_xid) in self._lost.items()],
-            "falling": self._falling,
-            "dying": self._dying,
+            "lost": [list(lost) for lost in self._lost],
+            "falling": [[address, at_s] for address, at_s, _ in self._falling],
+            "dying": {pid: at_s for pid, at_s, _ in self._dying},
         }
 
     @classmethod
@@ -131,9 +134,12 @@ class Ledger:
         ledger.stalls = {kind: _total(content["stalls"][kind]) for kind in STALLS}
         ledger.records = {result: _total(content["records"][result]) for result in RESULTS}
         ledger.overruns = _total(content["overruns"])
-        ledger._lost = {str(address): (_seconds(at_s), by_xid is True) for address, at_s, by_xid in content["lost"]}
-        ledger._falling = [(str(address), _seconds(at_s)) for address, at_s in content["falling"]]
-        ledger._dying = {str(pid): _seconds(at_s) for pid, at_s in dict(content["dying"]).items()}
+        for address, at_s, by_xid in content["lost"]:
+            ledger._lost.put(str(address), _seconds(at_s), value=by_xid is True)
+        for address, at_s in content["falling"]:
+            ledger._falling.put(str(address), _seconds(at_s), value=True)
+        for pid, at_s in dict(content["dying"]).items():
+            ledger._dying.put(str(pid), _seconds(at_s), value=True)
         return ledger
 
     def _count_xid(self, xid: Xid, written: Moment) -> None:
@@ -153,10 +159,8 @@ class Ledger:
     def _take_fallen(self, fallen: FallenOff, written: Moment) -> Xid | None:
         """Take the line for the XID 79 that did not come, or is yet to come."""
         address, boot_s = fallen.address, written.boot_s
-        falling = _recent(self._falling, boot_s)
-        if not address and falling:
-            address = falling[0][0]
-        self._falling = [other for other in falling if other[0] != address]
+        address = address or self._falling.oldest(boot_s) or ""
+        self._falling.pop(address, boot_s)
         xid = Xid(address, FALLEN_OFF)
         if not self._is_new_loss(address, boot_s, by_xid=False):
             return None
@@ -165,25 +169,21 @@ class Ledger:
 
     def _is_new_loss(self, address: str, boot_s: float, *, by_xid: bool) -> bool:
         """Say whether this is another loss: two XIDs are two, any other two lines within SAME_LOSS_S are one."""
-        self._lost = {at: lost for at, lost in self._lost.items() if abs(boot_s - lost[0]) < SAME_LOSS_S}
-        if not address and self._lost and not by_xid:
+        is_any_lost = self._lost.oldest(boot_s) is not None
+        if not address and is_any_lost and not by_xid:
             return False  # a line that does not say which: one of those
-        told_by_xid = self._lost[address][1] if address in self._lost else None
-        self._lost[address] = (boot_s, by_xid or told_by_xid is True)
+        told_by_xid = self._lost.find(address, boot_s)
+        self._lost.put(address, boot_s, value=by_xid or told_by_xid is True)
         return told_by_xid is None or (by_xid and told_by_xid)
 
     def _take_kill(self, kill: OomKill | Killed, boot_s: float) -> OomKill | Killed | None:
-        self._dying = {pid: at_s for pid, at_s in self._dying.items() if abs(boot_s - at_s) < SAME_MESSAGE_S}
+        self._dying.oldest(boot_s)
         if isinstance(kill, OomKill):
-            self._dying[kill.pid] = boot_s
-        elif self._dying.pop(kill.pid, None) is not None:
+            self._dying.put(kill.pid, boot_s, value=True)
+        elif self._dying.pop(kill.pid, boot_s) is not None:
             return None
         self.oom_kills[kill.scope] += 1
         return kill
-
-
-def _recent(falling: list[tuple[str, float]], boot_s: float) -> list[tuple[str, float]]:
-    return [other for other in falling if abs(boot_s - other[1]) < SAME_MESSAGE_S]
 
 
 def _raise(times: dict[K, float], key: K, to_s: float) -> None:
@@ -195,7 +195,7 @@ def _rows(table: Mapping[Any, object]) -> list[list[object]]:
 
 
 def _total(kept: object) -> int:
-    if type(kept) is not int or kept < 0:  # the type itself: true is an int to isinstance
+    if type(kept) is not int or not 0 <= kept <= TOTAL_LIMIT:  # the type itself: true is an int to isinstance
         raise ValueError(f"not a total: {kept!r}")
     return kept
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.hw.sysfs import read_text
@@ -10,6 +9,9 @@ from agent.hw.sysfs import read_text
 if TYPE_CHECKING:
     from agent.api import Context
     from agent.hw.kmsg import Record
+
+
+UPTIME_LIMIT_S = 1e10  # three centuries; with more behind it the time of a record may be in no calendar
 
 
 class Moment(NamedTuple):
@@ -44,4 +46,4 @@ def _uptime_s(ctx: Context) -> float | None:
         uptime_s = float(read_text(f"{ctx.proc}/uptime").split()[0])
     except (OSError, ValueError, IndexError):
         return None
-    return uptime_s if math.isfinite(uptime_s) else None
+    return uptime_s if 0 <= uptime_s <= UPTIME_LIMIT_S else None

@@ -919,9 +919,17 @@ def test_processes_and_gpus_without_number_are_counted_and_only_the_latest_kept(
 def test_a_name_that_comes_again_is_among_the_latest(node: Node) -> None:
     numbers = [0, *range(1, 2000), 0, 2000]
     node.log(*(OOM.replace("17898", str(number)) for number in numbers))
-    node.log(*(KILLED.replace("17898", str(number)) for number in (0, 1)))
+    node.log(KILLED.replace("17898", "0"))
     result = node.probe().collect()
-    assert series(result, "kernel_oom_kills_total") == {'{scope="memcg"}': len(numbers) + 1}
+    assert series(result, "kernel_oom_kills_total") == {'{scope="memcg"}': len(numbers)}
+
+
+def test_what_is_too_old_to_have_a_second_line_is_not_kept(node: Node) -> None:
+    node.log(OOM, THREE[0], at_s=100)
+    node.log(OOM.replace("17898", "2"), THREE[0].replace(GPU0, GPU1), at_s=200)
+    node.probe().collect()
+    kept = node.state.content["ledger"]
+    assert (kept["dying"], kept["falling"]) == ({"2": 200.0}, [[GPU1, 200.0]])
 
 
 def test_a_line_with_another_time_does_not_make_an_old_one_new(node: Node) -> None:
@@ -930,7 +938,8 @@ def test_a_line_with_another_time_does_not_make_an_old_one_new(node: Node) -> No
     node.log(OOM.replace("17898", "3"), at_s=131)
     node.log(OOM.replace("17898", "4"), at_s=189)
     node.log(KILLED.replace("17898", "3"), at_s=249)
-    assert series(node.probe().collect(), "kernel_oom_kills_total") == {'{scope="memcg"}': 5}
+    node.log(KILLED.replace("17898", "4"), at_s=100)
+    assert series(node.probe().collect(), "kernel_oom_kills_total") == {'{scope="memcg"}': 6}
 
 
 def test_a_task_of_any_name_is_told(node: Node) -> None:
