@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from agent import __version__
 from agent.exposition import OPENMETRICS, TEXT
 from agent.page import EVENTS_MOST as EVENTS_MOST_SHOWN
-from agent.page import HEADERS, Facts, StatusPage
+from agent.page import HEADERS, PORTS_SOURCE, Facts, render
 from agent.server.exchange import Request, Response
 from agent.status import collector_rows
 
@@ -33,7 +33,6 @@ class WebApp:
     def __init__(self, engine: Engine, reload: Callable[[], str]) -> None:
         self._engine = engine
         self._reload = reload
-        self._status_page = StatusPage()
         self._routes: Mapping[str, Callable[[Request], Response]] = {
             "/": self._page,
             "/metrics": self._metrics,
@@ -108,20 +107,21 @@ class WebApp:
         engine = self._engine
         sku = engine.settings.agent.sku
         running = engine.collectors.items()
+        ports_before = engine.store.before(PORTS_SOURCE)  # first: what a run replaces meanwhile is still the one before
         facts = Facts(
             node=engine.node,
             version=__version__,
             size="" if sku == "auto" else sku,
             snapshots=engine.store.latest()[1],
+            ports_before=ports_before,
             owners={metric.name: name for name, (spec, _) in running for metric in spec.collector.metrics},
             collectors=collector_rows(engine, with_reason=request.trusted),
             intervals_s={name: spec.interval_s for name, (spec, _) in running},
             events=engine.ring.latest(EVENTS_MOST_SHOWN),
             wall_s=engine.clock.wall(),
-            monotonic_s=engine.clock.monotonic(),
             trusted=request.trusted,
         )
-        return Response(HTTPStatus.OK, self._status_page.render(facts), HTML, HEADERS)
+        return Response(HTTPStatus.OK, render(facts), HTML, HEADERS)
 
 
 def prefers_openmetrics(accept: str) -> bool:

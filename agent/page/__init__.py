@@ -16,16 +16,17 @@ from agent.page.markup import Html, tag
 from agent.page.node import node_header
 from agent.page.ports import port_section
 from agent.page.readings import read
-from agent.page.traffic import Traffic, holder
+from agent.page.traffic import PORTS_SOURCE, rates
 from agent.page.verdict import Verdict, findings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.events import Recorded
+    from agent.page.traffic import Rates
     from agent.snapshot import Snapshot
 
-__all__ = ["EVENTS_MOST", "HEADERS", "Facts", "StatusPage"]
+__all__ = ["EVENTS_MOST", "HEADERS", "PORTS_SOURCE", "Facts", "render"]
 
 REFRESH_S = 10
 STYLE = files(__name__).joinpath("page.css").read_text(encoding="utf-8")
@@ -47,60 +48,61 @@ HEADERS = (
 class Facts:
     """All that the page shows, as of one moment.
 
-    `size`: the VM size, empty when not known. `owners`: the source of each declared metric. `collectors`: rows of
-    `agent.status.collector_rows`. `intervals_s`: how often each of them runs. `events`: oldest first. `trusted`:
-    whether the client may see log text. Times in seconds: `wall_s` since the epoch, `monotonic_s` of the clock that
-    never jumps.
+    `size`: the VM size, empty when not known. `ports_before`: the snapshot that the latest one of PORTS_SOURCE
+    replaced, None when there is none. `owners`: the source of each declared metric. `collectors`: rows of
+    `agent.status.collector_rows`. `intervals_s`: how often each of them runs. `events`: oldest first. `wall_s`: seconds
+    since the epoch. `trusted`: whether the client may see log text.
     """
 
     node: str
     version: str
     size: str
     snapshots: Mapping[str, Snapshot]
+    ports_before: Snapshot | None
     owners: Mapping[str, str]
     collectors: Sequence[Mapping[str, Any]]
     intervals_s: Mapping[str, float]
     events: Sequence[Recorded]
     wall_s: float
-    monotonic_s: float
     trusted: bool
 
 
-class StatusPage:
-    """Renders the page, and remembers of the one before what rates need. Any thread may call."""
+def render(facts: Facts) -> bytes:
+    """Return the page as UTF-8. Whatever is missing is left out or shown as a dash."""
+    readings = read(facts.snapshots, facts.owners)
+    names = {str(row["name"]) for row in facts.collectors}
+    times = [snapshot.taken_at for source, snapshot in facts.snapshots.items() if source in names]
+    old = outdated(facts.snapshots, facts.intervals_s, facts.wall_s)
+    verdict = Verdict(
+        findings(readings, facts.collectors, old, facts.wall_s),
+        waiting=[str(row["name"]) for row in facts.collectors if row["state"] == "starting"],
+        anything_seen=bool(times),
+    )
+    body = tag(
+        "main",
+        node_header(
+            facts.node,
+            readings,
+            size=facts.size,
+            version=facts.version,
+            taken_s=max(times, default=None),
+            now_s=facts.wall_s,
+        ),
+        verdict.panel(),
+        gpu_section(readings, facts.wall_s, old.get("gpu")),
+        port_section(readings, _port_rates(facts), old.get("infiniband")),
+        event_section(facts.events, facts.wall_s, with_message=facts.trusted),
+        collector_section(facts.collectors, old),
+    )
+    return _document(f"{verdict.words} - {facts.node}", body).encode()
 
-    def __init__(self) -> None:
-        self._traffic = Traffic()
 
-    def render(self, facts: Facts) -> bytes:
-        """Return the page as UTF-8. Whatever is missing is left out or shown as a dash."""
-        readings = read(facts.snapshots, facts.owners)
-        names = {str(row["name"]) for row in facts.collectors}
-        times = [snapshot.taken_at for source, snapshot in facts.snapshots.items() if source in names]
-        old = outdated(facts.snapshots, facts.intervals_s, facts.wall_s)
-        verdict = Verdict(
-            findings(readings, facts.collectors, old, facts.wall_s),
-            waiting=[str(row["name"]) for row in facts.collectors if row["state"] == "starting"],
-            anything_seen=bool(times),
-        )
-        rates = self._traffic.rates(holder(facts.snapshots, facts.owners), facts.wall_s, facts.monotonic_s)
-        body = tag(
-            "main",
-            node_header(
-                facts.node,
-                readings,
-                size=facts.size,
-                version=facts.version,
-                taken_s=max(times, default=None),
-                now_s=facts.wall_s,
-            ),
-            verdict.panel(),
-            gpu_section(readings, facts.wall_s, old.get("gpu")),
-            port_section(readings, rates, old.get("infiniband")),
-            event_section(facts.events, facts.wall_s, with_message=facts.trusted),
-            collector_section(facts.collectors, old),
-        )
-        return _document(f"{verdict.words} - {facts.node}", body).encode()
+def _port_rates(facts: Facts) -> Rates:
+    before, latest = facts.ports_before, facts.snapshots.get(PORTS_SOURCE)
+    if before is None or latest is None:
+        return {}
+    former, newer = (read({PORTS_SOURCE: snapshot}, facts.owners) for snapshot in (before, latest))
+    return rates(former, newer, latest.taken_at - before.taken_at)
 
 
 def _document(title: str, body: Html) -> str:

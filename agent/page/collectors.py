@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent.page.markup import ABSENT, Grade, Html, Row, mark, section, table
+from agent.page.markup import ABSENT, Grade, Html, Row, mark, section, small, table, tag
 from agent.page.quantities import number
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
 COLUMNS = ("Collector", "State", "Age", "Series", "Errors", "Found")
+NOTE = "ok: it ran. Its devices may still be in trouble, see above."
 GRADES = {"ok": Grade.OK, "failed": Grade.BAD, "hung": Grade.BAD, "absent": Grade.BAD}
 
 
@@ -22,7 +23,7 @@ def collector_section(rows: Sequence[Mapping[str, Any]], old: Collection[str]) -
     on = sum(not is_idle(row) for row in rows)
     caption = f"{on} of {len(rows)} in use"
     shown = [_row(row, is_old=row["name"] in old) for row in ordered]
-    return section("Collectors", table(caption, COLUMNS, shown, "collectors"))
+    return section("Collectors", tag("p", small(NOTE)), table(caption, COLUMNS, shown, "collectors"))
 
 
 def trouble(row: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.page.markup import Html, join, small, tag
-from agent.page.quantities import ago, clock, memory_of, number, span
+from agent.page.quantities import ago, clock, count, memory_of, span
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -42,7 +42,7 @@ def _facts(facts: Readings, size: str) -> Iterator[tuple[str, str]]:
         yield "Up", span(uptime)
     load, cpus = facts.value("host_load1"), facts.value("host_cpus_online")
     if load is not None:
-        yield "Load", f"{load:.1f}" if cpus is None else f"{load:.1f} on {number(cpus)} CPUs"
+        yield "Load", f"{load:.1f}" if cpus is None else f"{load:.1f} on {count(cpus, 'CPU')}"
     total, available = facts.value("host_memory_total_bytes"), facts.value("host_memory_available_bytes")
     if total is not None and available is not None:
         yield "Memory", memory_of(total - available, total)

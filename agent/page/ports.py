@@ -84,13 +84,16 @@ def _caption(readings: Readings, ports: int) -> str:
     hidden = f", the first {ROWS_MOST} shown" if ports > ROWS_MOST else ""
     if up is None:
         return count(ports, "port") + hidden
-    return f"{number(up)}{'' if expected is None else f' of {number(expected)}'} fabric ports up{hidden}"
+    if expected is None:
+        return f"{count(up, 'fabric port')} up{hidden}"
+    return f"{number(up)} of {count(expected, 'fabric port')} up{hidden}"
 
 
 def _row(key: tuple[str, str], port: Readings, rates: Rates) -> Row:
     role, netdev = (port.info("infiniband_device_info", label) for label in ("role", "netdev"))
     name = join(name_of(key), " ", small(netdev)) if netdev else name_of(key)
-    received, sent = (_traffic(port, rates.get((*key, direction))) for direction in ("rx", "tx"))
+    moved = {} if port.value("infiniband_port_up") == 0 else rates
+    received, sent = (_traffic(port, moved.get((*key, direction))) for direction in ("rx", "tx"))
     downs = _total(port, "node_infiniband_link_downed_total", "link_downed")
     cells = (name, _state(port), role or ABSENT, _rate(port), received, sent, downs or ABSENT, _errors(port))
     return Row(cells)

@@ -83,9 +83,9 @@ def rfc3339(time_s: Value) -> str:
     return "" if time is None else f"{time:%Y-%m-%dT%H:%M:%SZ}"
 
 
-def count(number_of: int, noun: str) -> str:
+def count(number_of: Value, noun: str) -> str:
     """Give a number of things: `1 GPU`, `8 GPUs`."""
-    return f"{number_of} {noun}" if number_of == 1 else f"{number_of} {noun}s"
+    return number(number_of, f" {noun}" if number_of == 1 else f" {noun}s")
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

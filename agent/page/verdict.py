@@ -14,6 +14,7 @@ from agent.page.xids import sxids, xids
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from agent.api import Value
     from agent.page.readings import Labels, Readings
 
 FINDINGS_MOST = 12
@@ -100,7 +101,7 @@ def _subject(finding: Finding) -> str:
 def _gpu_findings(readings: Readings, now_s: float) -> Iterator[Finding]:
     known = gpus.by_gpu(readings)
     if readings.value("gpu_nvml_up") == 0:
-        yield Finding(Grade.BAD, "NVML", "", "cannot be used: no GPU can be read")
+        yield _unreadable_gpus(readings)
     for gpu in known.values():
         name = gpus.name_of(gpu)
         if gpu.value("gpu_up") == 0:
@@ -109,13 +110,34 @@ def _gpu_findings(readings: Readings, now_s: float) -> Iterator[Finding]:
         for grade, what in gpus.troubles(gpu):
             yield Finding(grade, "GPU", name, what)
     missing = _missing_gpus(readings, len(known))
-    if missing > 0:
-        expected = number(readings.value("gpu_expected_count"))
-        yield Finding(Grade.BAD, "GPUs", "", f"{number(missing)} of {expected} missing")
+    expected = readings.value("gpu_expected_count")
+    if expected is not None and missing > 0:
+        yield _part("GPU", missing, expected, "missing")
     for gpu in readings.by(gpus.identity).values():
         for xid in xids(gpu):
-            if xid.is_finding(now_s):
-                yield Finding(xid.grade(now_s), "GPU", gpus.name_of(gpu) or "unknown", xid.shown(now_s))
+            grade = xid.grade(now_s)
+            if grade is not Grade.NONE:
+                yield Finding(grade, "GPU", gpus.name_of(gpu) or "unknown", xid.shown(now_s))
+
+
+def _unreadable_gpus(readings: Readings) -> Finding:
+    """Say that NVML does not work, and of how many GPUs that takes the values."""
+    # Where the driver lists GPUs in /proc it is loaded, and something else is amiss.
+    hint = "" if readings.is_on("gpu_count", source="proc") else " (is the driver loaded?)"
+    on_pci, expected = readings.value("gpu_count", source="pci") or 0, readings.value("gpu_expected_count") or 0
+    for gpu_count, where in ((on_pci, "on PCI"), (expected, "expected")):
+        if gpu_count > 0:
+            none = "it cannot be read" if gpu_count == 1 else "none can be read"
+            what = f"{where}, {none}: NVML cannot be used{hint}"
+            return Finding(Grade.BAD, count(gpu_count, "GPU"), "", what)
+    return Finding(Grade.BAD, "NVML", "", f"cannot be used{hint}: no GPU can be read")
+
+
+def _part(noun: str, part: Value, whole: Value, what: str) -> Finding:
+    """Say of how many something is the case: `GPUs 1 of 8 missing`, or `1 GPU missing` where there is but one."""
+    if whole == 1:
+        return Finding(Grade.BAD, count(whole, noun), "", what)
+    return Finding(Grade.BAD, f"{noun}s", "", f"{number(part)} of {number(whole)} {what}")
 
 
 def _missing_gpus(readings: Readings, known: int) -> float:
@@ -132,8 +154,9 @@ def _missing_gpus(readings: Readings, known: int) -> float:
 def _switch_findings(readings: Readings, now_s: float) -> Iterator[Finding]:
     for name, switch in sorted(readings.by(_switch).items(), key=lambda item: natural(item[0])):
         for sxid in sxids(switch):
-            if sxid.is_finding(now_s):
-                yield Finding(sxid.grade(now_s), "NVSwitch", name or "unknown", sxid.shown(now_s))
+            grade = sxid.grade(now_s)
+            if grade is not Grade.NONE:
+                yield Finding(grade, "NVSwitch", name or "unknown", sxid.shown(now_s))
 
 
 def _switch(name: str, labels: Labels) -> str | None:
@@ -152,10 +175,9 @@ def _port_findings(readings: Readings) -> Iterator[Finding]:
         readings.value("infiniband_fabric_ports", status=status) for status in ("expected", "present", "up")
     )
     if expected is not None and present is not None and present < expected:
-        words = f"{number(expected - present)} of {number(expected)} missing"
-        yield Finding(Grade.BAD, "fabric ports", "", words)
+        yield _part("fabric port", expected - present, expected, "missing")
     if present is not None and up is not None and present - up > told_down:
-        yield Finding(Grade.BAD, "fabric ports", "", f"{number(present - up)} of {number(present)} not up")
+        yield _part("fabric port", present - up, present, "not up")
 
 
 def _collector_findings(rows: Sequence[Mapping[str, Any]], old: Mapping[str, float]) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 RECENT_S = HOUR_S
 SEVERITIES = ("", "info", "warning", "error", "critical")  # best first; one that is none of these counts as the first
-GRADES = {"critical": Grade.BAD, "error": Grade.BAD, "warning": Grade.WARNING}
+GRADES = {"critical": Grade.BAD, "error": Grade.BAD}  # the others are an application's faults, or news
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,13 @@ class Xid:
     last_s: Value | None
 
     def grade(self, now_s: float) -> Grade:
-        """Say how bad it is now. What is past is past, but a critical one stays: it takes a reset to cure."""
+        """Say how bad it is now; the verdict tells what is bad at all, and nothing else has a mark.
+
+        What is past is past, but a critical one stays: it takes a reset to cure.
+        """
         if self.last_s is not None and now_s - self.last_s < RECENT_S:
             return GRADES.get(self.severity, Grade.NONE)
         return Grade.WARNING if self.severity == "critical" else Grade.NONE
-
-    def is_finding(self, now_s: float) -> bool:
-        """Say whether the verdict tells it; of lesser severity it stands in the device's row only."""
-        return self.severity in ("critical", "error") and self.grade(now_s) is not Grade.NONE
 
     def shown(self, now_s: float) -> str:
         """Name it with its age."""
@@ -44,12 +43,12 @@ class Xid:
 
 
 def xids(gpu: Readings) -> list[Xid]:
-    """Return the XIDs that came to a GPU, latest first."""
+    """Return the XIDs that came to a GPU, the most severe first, of these the latest."""
     return _codes(gpu, "XID", "xid", "gpu_xid")
 
 
 def sxids(switch: Readings) -> list[Xid]:
-    """Return the SXIDs that came to an NVSwitch, latest first."""
+    """Return the SXIDs that came to an NVSwitch, the most severe first, of these the latest."""
     return _codes(switch, "SXID", "sxid", "nvswitch_sxid")
 
 
@@ -61,7 +60,7 @@ def _codes(device: Readings, kind: str, label: str, prefix: str) -> list[Xid]:
             worst[code] = max(worst.get(code, ""), severity, key=_rank)
     last = {labels.get(label, ""): time for labels, time in device.of(f"{prefix}_last_timestamp_seconds")}
     found = [Xid(kind, code, worst.get(code, ""), last.get(code)) for code in {**worst, **last}]
-    return sorted(found, key=lambda one: (-(one.last_s or 0), natural(one.code)))
+    return sorted(found, key=lambda one: (-_rank(one.severity), -(one.last_s or 0), natural(one.code)))
 
 
 def _rank(severity: str) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.api import Event, Kind, Metric, Series, Severity
 from agent.events import Recorded
-from agent.page import Facts, StatusPage
+from agent.page import Facts, render
 from agent.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -20,16 +20,16 @@ VOID = {"meta", "link", "br", "img"}
 
 
 class Node:
-    """The series of a node, by source."""
+    """The series of a node, by source; `by` names the one that is not told by the name of the metric."""
 
     def __init__(self, taken_at: float = NOW - 3) -> None:
         self.taken_at = taken_at
         self.points: dict[str, list[tuple[Series, float]]] = {}
 
-    def add(self, name: str, value: float, /, source: str = "", **labels: str) -> None:
+    def add(self, name: str, value: float, /, by: str = "", **labels: str) -> None:
         kind = Kind.COUNTER if name.endswith("_total") else Kind.GAUGE
         series = Series(Metric(name, kind, "Text.", tuple(labels)), tuple(labels.items()))
-        self.points.setdefault(source or name.removeprefix("node_").partition("_")[0], []).append((series, value))
+        self.points.setdefault(by or name.removeprefix("node_").partition("_")[0], []).append((series, value))
 
     def gpu(self, index: str, *, up: float = 1, uuid: str = "", **values: float) -> dict[str, str]:
         """Add a GPU that answers, or one that does not; `values` go under their names without `gpu_`."""
@@ -97,15 +97,14 @@ def facts(node: Node | Mapping[str, Snapshot], /, **given: Any) -> Facts:
     snapshots = node.snapshots() if isinstance(node, Node) else node
     rows = [collector(source) for source in snapshots]
     return Facts(**{
-        "node": "nd96-0007", "version": "0.1.0", "size": "", "snapshots": snapshots, "owners": {}, "collectors": rows,
-        "intervals_s": dict.fromkeys(snapshots, 5.0),
-        "events": (), "wall_s": NOW, "monotonic_s": 1000.0, "trusted": True, **given,
+        "node": "nd96-0007", "version": "0.1.0", "size": "", "snapshots": snapshots, "ports_before": None, "owners": {},
+        "collectors": rows, "intervals_s": dict.fromkeys(snapshots, 5.0),
+        "events": (), "wall_s": NOW, "trusted": True, **given,
     })  # fmt: skip
 
 
-def show(node: Node | Mapping[str, Snapshot], page: StatusPage | None = None, /, **given: Any) -> Screen:
-    body = (page or StatusPage()).render(facts(node, **given))
-    return Screen(body.decode("utf-8"))
+def show(node: Node | Mapping[str, Snapshot], /, **given: Any) -> Screen:
+    return Screen(render(facts(node, **given)).decode("utf-8"))
 
 
 @dataclass

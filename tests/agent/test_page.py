@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.api import Kind, Metric, Series, Severity
-from agent.page import HEADERS, StatusPage
+from agent.page import HEADERS, render
 from agent.page.quantities import bit_rate, clock, memory, memory_of, number, percent, rate_of, span
 from agent.snapshot import Snapshot
 from tests.agent.screen import GIB, NOW, Node, Screen, collector, event, facts, show
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agent.api import Value
 
 DASH = "\N{EN DASH}"
+NO_NVML = "NVML cannot be used (is the driver loaded?)"
 FINE = "Nothing wrong in these values"
 HOSTILE = "<script>alert('1')</script>\"><img src=x onerror=y>&amp;\x00\n\u202e"
 
@@ -319,14 +320,15 @@ def test_severe_xids_of_the_last_hour_and_critical_ones_since_boot_are_wrong(
 
 
 @pytest.mark.parametrize(("severity", "age_s"), PASSED)
-def test_other_xids_stand_in_the_row_only(severity: str, age_s: float) -> None:
+def test_other_xids_stand_in_the_row_only_plain_and_small(severity: str, age_s: float) -> None:
     node = Node()
     node.gpu("3")
     node.xid("3", "79", severity, age_s)
     screen = show(node)
     assert (screen.verdict, screen.lines) == (FINE, [])
     assert screen.tables["GPUs"].row("3")["Health"].startswith("XID 79, ")
-    assert "bad" not in grades(screen)
+    assert [element for element, text in screen.texts if text.startswith("XID 79, ")] == ["small"]
+    assert grades(screen) == {"ok"}
 
 
 @pytest.mark.parametrize("severities", [("critical", "warning"), ("warning", "critical"), ("unheard of", "critical")])
@@ -346,7 +348,7 @@ def test_a_severity_that_a_code_never_came_with_does_not_count() -> None:
     node.xid("0", "145", "warning", 60)
     node.xid("0", "145", "critical", 60, total=0)
     screen = show(node)
-    assert (screen.lines, grades(screen)) == ([], {"ok", "warning"})
+    assert (screen.lines, grades(screen)) == ([], {"ok"})
 
 
 def test_a_critical_xid_of_unknown_time_is_wrong() -> None:
@@ -380,6 +382,19 @@ def test_the_same_sxid_of_several_switches_is_told_of_each() -> None:
         node.sxid(switch, "20034", "critical", 60)
     node.sxid("9", "20034", "warning", 60)
     assert show(node).lines == ["NVSwitch unknown, 9, 10 SXID 20034, 60 s ago"]
+
+
+@pytest.mark.parametrize("age_s", [60, 7200])
+@pytest.mark.parametrize("severity", ["critical", "error", "warning", "info", "of another world"])
+def test_an_xid_is_marked_in_its_row_as_it_is_in_the_verdict(severity: str, age_s: float) -> None:
+    node = Node()
+    node.gpu("3")
+    node.xid("3", "48", severity, age_s)
+    screen = show(node)
+    before, _, after = screen.source.partition("<h2>GPUs</h2>")
+    marked = [set(re.findall('class="mark (bad|warning)"', part)) for part in (before, after)]
+    assert marked[0] == marked[1]
+    assert bool(marked[0]) == bool(screen.lines)
 
 
 def test_an_xid_that_never_came_is_not_shown() -> None:
@@ -424,8 +439,9 @@ def test_an_xid_of_a_gpu_that_nobody_knows_is_told_without_making_a_gpu_of_it() 
     [
         (1, 8, 8, []),
         (1, 7, 8, ["GPUs 1 of 8 missing"]),
-        (0, 0, 8, ["NVML cannot be used: no GPU can be read"]),
-        (0, 0, 6, ["NVML cannot be used: no GPU can be read", "GPUs 2 of 8 missing"]),
+        (0, 0, 8, [f"8 GPUs on PCI, none can be read: {NO_NVML}"]),
+        (0, 0, 6, [f"6 GPUs on PCI, none can be read: {NO_NVML}", "GPUs 2 of 8 missing"]),
+        (0, 0, 0, [f"8 GPUs expected, none can be read: {NO_NVML}", "GPUs 8 of 8 missing"]),
     ],
 )
 def test_gpus_that_are_expected_and_missing_are_wrong(nvml_up: int, known: int, on_pci: int, lines: list[str]) -> None:
@@ -436,6 +452,70 @@ def test_gpus_that_are_expected_and_missing_are_wrong(nvml_up: int, known: int, 
     node.add("gpu_expected_count", 8)
     node.add("gpu_count", on_pci, source="pci")
     assert show(node).lines == lines
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ({"pci": 8}, f"8 GPUs on PCI, none can be read: {NO_NVML}"),
+        ({"pci": 1, "expected": 1}, f"1 GPU on PCI, it cannot be read: {NO_NVML}"),
+        ({"expected": 1, "dev": 1}, f"1 GPU expected, it cannot be read: {NO_NVML}"),
+        ({"expected": 4, "dev": 4}, f"4 GPUs expected, none can be read: {NO_NVML}"),
+        ({"pci": 8, "proc": 0}, f"8 GPUs on PCI, none can be read: {NO_NVML}"),
+        ({"pci": 8, "proc": 8}, "8 GPUs on PCI, none can be read: NVML cannot be used"),
+        ({}, f"{NO_NVML}: no GPU can be read"),
+    ],
+)
+def test_without_nvml_it_is_told_how_many_gpus_that_concerns(values: dict[str, float], line: str) -> None:
+    node = Node()
+    node.add("gpu_nvml_up", 0)
+    for name, value in values.items():
+        if name == "expected":
+            node.add("gpu_expected_count", value)
+        else:
+            node.add("gpu_count", value, source=name)
+    screen = show(node)
+    assert screen.lines == [line]
+    assert ("section", "class", "verdict bad") in screen.attributes
+
+
+def test_of_what_there_is_but_one_it_is_told_so() -> None:
+    node = Node()
+    node.add("gpu_nvml_up", 1)
+    node.add("gpu_expected_count", 1)
+    node.add("host_load1", 0.5)
+    node.add("host_cpus_online", 1)
+    node.add("infiniband_fabric_ports", 1, status="expected")
+    node.add("infiniband_fabric_ports", 0, status="present")
+    screen = show(node)
+    assert screen.lines == ["1 GPU missing", "1 fabric port missing"]
+    assert "0.5 on 1 CPU" in [text for _, text in screen.texts]
+
+
+@pytest.mark.parametrize(
+    ("up", "expected", "caption"),
+    [
+        (0, None, "0 fabric ports up"),
+        (1, None, "1 fabric port up"),
+        (2, None, "2 fabric ports up"),
+        (0, 1, "0 of 1 fabric port up"),
+        (1, 8, "1 of 8 fabric ports up"),
+    ],
+)
+def test_fabric_ports_are_counted_as_people_do(up: int, expected: int | None, caption: str) -> None:
+    node = Node()
+    node.port("mlx5_ib0", up=up)
+    node.add("infiniband_fabric_ports", up, status="up")
+    if expected is not None:
+        node.add("infiniband_fabric_ports", expected, status="expected")
+    assert show(node).tables["InfiniBand"].caption == caption
+
+
+def test_one_fabric_port_that_is_not_up_is_told_where_none_shows_as_down() -> None:
+    node = Node()
+    for status, count in (("present", 1), ("up", 0)):
+        node.add("infiniband_fabric_ports", count, status=status)
+    assert show(node).lines == ["1 fabric port not up"]
 
 
 def test_a_gpu_that_is_down_is_not_missing_too() -> None:
@@ -557,45 +637,76 @@ def test_a_port_whose_counters_are_refused_says_so() -> None:
     assert show(node).tables["InfiniBand"].row("mlx5_0")["Errors"] == "counters not readable here"
 
 
-def traffic_node(taken_at: float, received: float) -> Node:
+def ports_at(taken_at: float, received: float, **given: Any) -> Snapshot:
     node = Node(taken_at)
-    node.port("mlx5_ib0", received=received)
-    return node
+    node.port("mlx5_ib0", received=received, **given)
+    return node.snapshots()["infiniband"]
 
 
-def receiving(page: StatusPage, node: Node | dict[str, Snapshot], wall_s: float = NOW, monotonic_s: float = 0) -> str:
-    return show(node, page, wall_s=wall_s, monotonic_s=monotonic_s).tables["InfiniBand"].row("mlx5_ib0")["Receiving"]
+def moved(before: Snapshot | None, latest: Snapshot) -> dict[str, str]:
+    """Return the port's row, as of the first view of these two snapshots."""
+    return show({"infiniband": latest}, ports_before=before).tables["InfiniBand"].row("mlx5_ib0")
 
 
-def test_traffic_is_the_difference_of_two_snapshots() -> None:
-    page = StatusPage()
-    first, second = traffic_node(NOW, 1e12).snapshots(), traffic_node(NOW + 15, 1e12 + 15 * 12.5e9).snapshots()
-    assert receiving(page, first) == DASH
-    assert receiving(page, first) == DASH
-    screen = show(second, page, wall_s=NOW, monotonic_s=0)
+def test_traffic_is_the_rate_between_the_two_latest_snapshots_at_the_first_view_already() -> None:
+    latest = ports_at(NOW, 1e12 + 15 * 12.5e9)
+    screen = show({"infiniband": latest}, ports_before=ports_at(NOW - 15, 1e12))
     row = screen.tables["InfiniBand"].row("mlx5_ib0")
     assert (row["Receiving"], row["Sending"]) == ("100 Gb/s", "0 b/s")
     assert screen.bars == ["50", "0"]
-    assert receiving(page, second) == "100 Gb/s"  # to the next reader of the same values as well
+
+
+def test_what_was_looked_at_before_does_not_change_the_traffic() -> None:
+    first, second, third = ports_at(NOW - 10, 0), ports_at(NOW - 5, 0), ports_at(NOW, 5 * 25e9)
+    assert moved(None, first)["Receiving"] == DASH
+    assert moved(second, third)["Receiving"] == "200 Gb/s"
+    assert moved(second, third)["Receiving"] == "200 Gb/s"
 
 
 @pytest.mark.parametrize(
-    ("seconds", "received", "wall_step_s"),
-    [(15, 1e11, 0), (121, 2e12, 0), (0, 2e12, 0), (-5, 2e12, 0), (15, 2e12, 3), (15, 2e12, -3)],
-    ids=["counter went back", "too long ago", "same time", "earlier", "clock set forward", "clock set back"],
+    ("passed_s", "shown"),
+    [(-5, False), (0, False), (0.0625, False), (0.125, True), (299, True), (300, True), (300.5, False)],
 )
-def test_traffic_that_cannot_be_told_is_absent(seconds: float, received: float, wall_step_s: float) -> None:
-    page = StatusPage()
-    receiving(page, traffic_node(NOW, 1e12))
-    later = traffic_node(NOW + seconds, received)
-    assert receiving(page, later, NOW + 15 + wall_step_s, 15) == DASH
+def test_traffic_is_told_of_snapshots_a_tenth_of_a_second_to_five_minutes_apart(passed_s: float, shown: bool) -> None:  # noqa: FBT001 - a table
+    row = moved(ports_at(NOW - passed_s, 1e12), ports_at(NOW, 1e12 + 12.5e9 * passed_s if passed_s > 0 else 2e12))
+    assert (row["Receiving"], row["Sending"]) == (("100 Gb/s", "0 b/s") if shown else (DASH, DASH))
 
 
-def test_traffic_starts_anew_when_the_ports_were_gone() -> None:
-    page = StatusPage()
-    receiving(page, traffic_node(NOW, 1e12))
-    show({}, page)
-    assert receiving(page, traffic_node(NOW + 15, 2e12)) == DASH
+def test_a_counter_that_fell_costs_its_own_rate_only() -> None:
+    row = moved(ports_at(NOW - 15, 1e12), ports_at(NOW, 1e11))
+    assert (row["Receiving"], row["Sending"]) == (DASH, "0 b/s")
+
+
+def test_without_a_snapshot_before_or_a_port_in_it_there_is_no_traffic() -> None:
+    node = Node(NOW - 15)
+    node.port("mlx5_ib1")
+    node.port("mlx5_ib0", port="2")
+    for before in (None, node.snapshots()["infiniband"]):
+        row = moved(before, ports_at(NOW, 2e12))
+        assert (row["Receiving"], row["Sending"]) == (DASH, DASH)
+
+
+def test_a_port_that_went_down_has_no_traffic_and_no_bar() -> None:
+    before, latest = ports_at(NOW - 15, 1e12), ports_at(NOW, 1e12 + 15e9, up=0, state="down")
+    screen = show({"infiniband": latest}, ports_before=before)
+    row = screen.tables["InfiniBand"].row("mlx5_ib0")
+    assert (row["State"], row["Receiving"], row["Sending"]) == ("down polling", DASH, DASH)
+    assert screen.bars == []
+
+
+def test_a_port_of_which_the_state_is_unknown_keeps_its_traffic() -> None:
+    snapshots = []
+    for seconds in (0, 10):
+        node = Node(NOW + seconds)
+        name = "node_infiniband_port_data_received_bytes_total"
+        node.add(name, 12.5e9 * seconds, device="mlx5_ib0", port="1")
+        snapshots.append(node.snapshots()["infiniband"])
+    row = moved(*snapshots)
+    assert (row["State"], row["Receiving"]) == (DASH, "100 Gb/s")
+
+
+def test_ports_that_are_gone_have_no_traffic() -> None:
+    assert "InfiniBand" not in show({}, ports_before=ports_at(NOW, 1e12)).tables
 
 
 def test_collectors_that_fail_or_hang_are_wrong_and_idle_ones_come_last() -> None:
@@ -616,6 +727,11 @@ def test_collectors_that_fail_or_hang_are_wrong_and_idle_ones_come_last() -> Non
     assert [*table.row("gpu").values()] == ["gpu", "failed", "3 s", "10", "7", "no library"]
     assert [*table.row("host").values()] == ["host", "ok", "3 s", "10", "0", "96 CPUs"]
     assert [*table.row("azure").values()] == ["azure", "absent", DASH, DASH, "0", "needs an Azure VM"]
+
+
+def test_what_ok_means_is_told_under_the_heading_of_the_collectors() -> None:
+    told = text_of(show(healthy_node()))
+    assert "Collectors ok: it ran. Its devices may still be in trouble, see above. " in told
 
 
 @pytest.mark.parametrize(
@@ -856,7 +972,7 @@ def test_text_and_bars_have_contrast_in_light_and_dark() -> None:
 
 def test_a_series_under_a_declared_name_counts_only_from_its_collector() -> None:
     node = Node()
-    node.add("gpu_up", 0, source="textfile", gpu="0", uuid="GPU-0")
+    node.add("gpu_up", 0, by="textfile", gpu="0", uuid="GPU-0")
     node.port("mlx5_ib0")
     owners = {"gpu_up": "gpu", "infiniband_port_up": "infiniband"}
     screen = show(node, owners=owners)
@@ -865,15 +981,17 @@ def test_a_series_under_a_declared_name_counts_only_from_its_collector() -> None
 
 
 def test_traffic_comes_from_the_ports_collector_only() -> None:
-    page = StatusPage()
-    owners = {f"node_infiniband_port_data_{way}_bytes_total": "infiniband" for way in ("received", "transmitted")}
-    for seconds in (0, 10):
+    names = [f"node_infiniband_port_data_{way}_bytes_total" for way in ("received", "transmitted")]
+    first: dict[str, Snapshot] = {}
+    second: dict[str, Snapshot] = {}
+    for seconds, snapshots in ((0, first), (10, second)):
         node = Node(NOW + seconds)
-        name = "node_infiniband_port_data_received_bytes_total"
-        node.add(name, 1e12 * seconds, source="textfile", device="mlx5_ib0", port="1")
         node.port("mlx5_ib0", received=12.5e9 * seconds)
-        screen = show(node, page, owners=owners, wall_s=NOW)
-    assert screen.tables["InfiniBand"].row("mlx5_ib0")["Receiving"] == "100 Gb/s"
+        node.add(names[0], 1e12 * seconds, by="textfile", device="mlx5_ib0", port="1")
+        snapshots.update(node.snapshots())
+    for owner, shown in (("infiniband", "100 Gb/s"), ("another", DASH)):
+        screen = show(second, ports_before=first["infiniband"], owners=dict.fromkeys(names, owner))
+        assert screen.tables["InfiniBand"].row("mlx5_ib0")["Receiving"] == shown
 
 
 def test_the_values_are_as_old_as_the_newest_that_a_collector_brought() -> None:
@@ -934,10 +1052,10 @@ def test_whatever_the_snapshots_hold_there_is_a_page(
         Series(Metric(name, Kind.COUNTER if name.endswith("_total") else Kind.GAUGE, "x"), tuple(labels.items()))
         for name, labels, _ in points
     ]
-    snapshot = Snapshot("any", taken_at, series, [value for _, _, value in points])
-    page = StatusPage()
-    show({"any": Snapshot("any", taken_at - 10, series, [1] * len(series))}, page)
-    assert "nan" not in text_of(show({"any": snapshot}, page, events=[event(0)]))
+    latest = Snapshot("infiniband", taken_at, series, [value for _, _, value in points])
+    for values in ([1] * len(series), latest.values[::-1]):
+        before = Snapshot("infiniband", taken_at - 10, series, values)
+        assert "nan" not in text_of(show({"infiniband": latest}, ports_before=before, events=[event(0)]))
 
 
 @pytest.mark.parametrize("wall_s", [-1e300, 0, 1e300])
@@ -947,7 +1065,7 @@ def test_a_clock_beyond_all_calendars_costs_the_times_only(wall_s: float) -> Non
 
 
 def test_the_page_is_text_that_can_be_sent() -> None:
-    body = StatusPage().render(facts(Node(), node="node\udc80"))
+    body = render(facts(Node(), node="node\udc80"))
     assert "node?" in body.decode("utf-8")
 
 

@@ -287,6 +287,14 @@ def test_status_page_tells_of_values_that_are_older_than_their_collector_allows(
     assert "brought nothing new for" in browser.ask("/").body.decode()
 
 
+def test_status_page_tells_the_traffic_at_the_first_view(browser: Browser) -> None:
+    received = Metric("node_infiniband_port_data_received_bytes_total", Kind.COUNTER, "Received.", ("device", "port"))
+    series = Series(received, (("device", "mlx5_ib0"), ("port", "1")))
+    for taken_at, total in ((1_800_000_000.0, 0), (1_800_000_010.0, 125_000_000_000)):
+        browser.engine.store.put(Snapshot("infiniband", taken_at, [series], [total]))
+    assert ">100 Gb/s<" in browser.ask("/").body.decode()
+
+
 def test_status_page_shows_the_newest_events_and_their_text_to_trusted_clients_only(browser: Browser) -> None:
     record(browser.engine, 25)
     page = browser.ask("/", trusted=True).body.decode()
