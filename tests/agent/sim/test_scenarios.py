@@ -17,7 +17,6 @@ from agent.sim.scenarios import SCENARIOS
 from collectors.gpu import Gpu
 from collectors.infiniband import InfiniBand
 from collectors.kernel import Kernel
-
 from tests.agent.kit import until
 
 if TYPE_CHECKING:
