@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 HANG_MS = 120_000
-PAUSE_S = 3.0  # before a GPU is tried again, where a test shortens it
+PAUSE_S = 30.0  # before a GPU is tried again that a process hung on or crashed in
 LOOKUPS = tuple(f"nvmlDeviceGetHandleBy{key}" for key in ("Index_v2", "PciBusId_v2", "UUID"))
 
 # What happens to GPU 3, and the reason that is shown. The first kind comes back as soon as it answers again; the second
@@ -104,16 +104,9 @@ def test_a_gpu_that_ends_a_process_costs_only_itself_and_the_agent_ends_in_time(
     watched.ends()
 
 
-def shorten_quarantine(site: Site) -> None:
-    """Have the agent try devices again after PAUSE_S: Python runs this module of its path at its start (`site`)."""
-    text = f"import agent.quarantine\nagent.quarantine.AVOID_FIRST_S = {PAUSE_S}\n"
-    (site.place.folder / "plugins/sitecustomize.py").write_text(text)
-
-
 def test_gpus_that_break_at_once_cost_only_themselves_also_over_a_reload_and_come_back_by_themselves(
     site: Site, start: Callable[..., Watched]
 ) -> None:
-    shorten_quarantine(site)
     watched = start(site)
     watched.is_well()
     changes = {"gpu.1.hang_ms.*": HANG_MS, "gpu.3.return.*": 15, "gpu.6.crash.nvmlDeviceGetUtilizationRates": 1}
